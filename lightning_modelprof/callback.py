@@ -1,4 +1,4 @@
-"""The door to the callback: ``Trainer(callbacks=[ModelProfCallback(active=10)])``."""
+"""Public module of the callback: ``Trainer(callbacks=[ModelProfCallback(active=10)])``."""
 
 from lightning_modelprof.lightning.callback import ModelProfCallback
 

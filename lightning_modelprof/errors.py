@@ -6,8 +6,8 @@
     ├── ArchiveError       a saved run can't be read or written
     └── MissingExtraError  a feature needs a package that isn't installed
 
-Every message says where, what was expected, what it got and what to do. It's one line of printable characters
-and limited length, whatever names and values it contains: see :func:`printable` and :func:`quoted`.
+Every message gives the place, what was expected, what was found and what to do. It's one printable line of
+limited length, whatever names and values it contains: see :func:`printable` and :func:`quoted`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _MAX_MESSAGE: Final = 4_000
 
 
 _LONGEST_MESSAGE: Final = 2_000
-"""Of somebody else's error."""
+"""Limit for other libraries' error messages."""
 
 
 _MAX_QUOTED: Final = 300
 
 
 MAX_NAME: Final = 100
-"""Longer than any name that could be meant; comparing names takes the square of their length."""
+"""Longer than any plausible name; comparing names takes time quadratic in their length."""
 
 
 class ModelProfError(Exception):
@@ -59,7 +59,7 @@ class MissingExtraError(ModelProfError):
 
 
 def describe_error(error: BaseException) -> str:
-    """What is told of somebody's error: its type and its message, whatever its ``__str__`` does."""
+    """Describe any error by its type and message, even if its ``__str__`` fails."""
     try:
         message = str(error).strip()
     except Exception:
@@ -70,23 +70,22 @@ def describe_error(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Make a name safe to print: what is not printable becomes its escape, as ``\n`` or ``\x1b``.
+    r"""Make a name safe to print: replace unprintable characters by escapes such as ``\n`` or ``\x1b``.
 
-    A name comes from anybody's code. A newline in it would break a table, an escape sequence would reach
-    the terminal, a mark of right-to-left text would turn the line round, and half a surrogate pair cannot be
-    written to a file.
+    Names come from user code. A newline would break a table, an escape sequence would reach the terminal, a
+    right-to-left mark would reverse the line, and half a surrogate pair can't be written to a file.
     """
     if text.isprintable():
         return text
     return "".join(
-        # No-break and other wide spaces are not "printable" for Python, but harmless.
+        # Python calls no-break and other wide spaces unprintable, but they're harmless.
         char if char.isprintable() else " " if char.isspace() and ord(char) >= 0xA0 else _escape(char)
         for char in text
     )
 
 
 def without_surrogates(value: Any) -> Any:
-    """Plain JSON values in which half a surrogate pair, which has no UTF-8, is its escape."""
+    """Escape surrogates in plain JSON values, as half a surrogate pair has no UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):
@@ -101,13 +100,13 @@ def _escape(char: str) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """The text without its middle where it is longer than ``limit``: both ends say most."""
+    """Cut the middle of a text longer than ``limit``; its ends matter most."""
     tail = limit // 4
     return text if len(text) <= limit else f"{text[: limit - tail - 3]}...{text[-tail:]}"
 
 
 class _ShortRepr(reprlib.Repr):
-    """Python's notation of a value, cut where it is long or deep: a few lists in lists can mean millions."""
+    """Shorten long or deep values: a few nested lists can hold millions of items."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,16 +123,16 @@ _SHORT: Final = _ShortRepr()
 
 
 def quoted(value: Any) -> str:
-    """A value as a message shows it: in Python's notation, on one line, and short whatever it is."""
+    """Write any value for a message: in Python's notation, on one line and short."""
     try:
         text = _SHORT.repr(value)
-    except Exception:  # somebody's own notation
+    except Exception:  # its __repr__ failed
         text = f"<{type(value).__name__}>"
     return printable(_cut(text, 2 * _MAX_QUOTED))
 
 
 def did_you_mean(name: object, known: Iterable[str], meaning: Mapping[str, str] | None = None) -> str:
-    """A question that names the nearest of the known names, or what it stands for; ``""`` if none is near."""
+    """Ask about the nearest known name, or its meaning; ``""`` if none is near."""
     wanted = (name if isinstance(name, str) else quoted(name))[:MAX_NAME]
     import difflib  # noqa: PLC0415 -- TensorBoard imports this module at its start
 
@@ -142,15 +141,14 @@ def did_you_mean(name: object, known: Iterable[str], meaning: Mapping[str, str] 
 
 
 def as_path(value: Any, refuse: type[ModelProfError]) -> Path:
-    """The path that is meant, of which the system can be asked what is there; nothing may be.
+    """Convert a value to a path that the system can look up, whether or not it exists.
 
     Args:
-        value: text, bytes or an object that stands for a path.
-        refuse: the error to raise.
+        value: text, bytes or path-like object.
+        refuse: error type to raise.
 
     Raises:
-        ModelProfError: when it is no path, or none that can be looked at: a zero byte in it, a name that is
-            too long, links that lead to themselves.
+        ModelProfError: when it isn't a path or can't be looked up: zero byte, name too long, link loop.
     """
     given = value
     try:
@@ -159,7 +157,7 @@ def as_path(value: Any, refuse: type[ModelProfError]) -> Path:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
         pass
-    except Exception as error:  # of anybody's __fspath__ too
+    except Exception as error:  # including those of a custom __fspath__
         raise refuse(
             f"can't read {quoted(given)}: {getattr(error, 'strerror', None) or describe_error(error)}."
             " Check the path and permissions."
@@ -168,21 +166,21 @@ def as_path(value: Any, refuse: type[ModelProfError]) -> Path:
 
 
 def remedy(error: Exception) -> str:
-    """What to do about a path that can't be read; where nothing is there, permissions don't matter."""
+    """Advise on a path that can't be read; permissions don't matter if it doesn't exist."""
     is_missing = isinstance(error, FileNotFoundError | NotADirectoryError)
     return "Check the path." if is_missing else "Check the path and permissions."
 
 
 def require(*modules: str, extra: str, where: str) -> None:
-    """Refuse to go on without modules that come with an extra of this package.
+    """Raise if modules from one of this package's extras aren't installed.
 
     Args:
-        modules: top-level modules, by the names they are imported by.
+        modules: import names of top-level modules.
         extra: the extra that installs them.
         where: what needs them, for the message.
 
     Raises:
-        MissingExtraError: with the modules that are missing and the command that installs them.
+        MissingExtraError: with the missing modules and the install command.
     """
     missing = [module for module in modules if find_spec(module) is None]
     if missing:
@@ -194,20 +192,20 @@ def require(*modules: str, extra: str, where: str) -> None:
 
 
 def traceback_text() -> str:
-    """The traceback of the exception that is being handled."""
+    """Return the current exception's traceback."""
     try:
-        import traceback  # noqa: PLC0415  # with logging takes 5 ms, which analyze need not wait for
+        import traceback  # noqa: PLC0415  # with logging it takes 5 ms, which analyze doesn't need
 
         return traceback.format_exc()
-    except Exception:  # somebody's own exception
+    except Exception:  # the exception's own __str__ failed
         return "(traceback can't be shown)"
 
 
 def warn(message: str, who: str = "ModelProfCallback") -> None:
-    """Warn with a message that ends in a period; where warnings are errors, log it instead."""
+    """Warn, ending the message with a period; log instead where warnings are errors."""
     if "\n" not in message and not message.endswith("."):
         message += "."
-    text = "\n".join(map(printable, f"{who}: {message}".split("\n")))  # a traceback has several
+    text = "\n".join(map(printable, f"{who}: {message}".split("\n")))  # a traceback has several lines
     try:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
     except Exception:

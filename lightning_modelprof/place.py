@@ -1,4 +1,4 @@
-"""A place in source code, and how it is printed."""
+"""Places in source code, and how to print them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALLED: Final = ("site-packages", "dist-packages")
 """Directories where packages are installed."""
 
 _CELL: Final = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
-"""What IPython's kernel calls the code of a cell."""
+"""File name of a notebook cell in IPython's kernel."""
 
 
 class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +46,7 @@ class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
     call: Place | None = None
 
     def exact(self, **changes: Any) -> Place:
-        """Its statement alone: file, line and function.
+        """Return its statement alone: file, line and function.
 
         Args:
             **changes: Other fields to set.
@@ -56,7 +56,7 @@ class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def short_file(self) -> str:
-        """The number of a notebook's cell; of a library what follows the directory it is installed in."""
+        """File below the directory it's installed in; a notebook cell's number."""
         file = self.file or ""
         if _CELL.search(file):
             return printable(_cell(file))
@@ -68,19 +68,19 @@ class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def at(self) -> str:
-        """Such as ``train.py:40``, as editors understand it; ``""`` without a file."""
+        """Position as editors understand it, such as ``train.py:40``; ``""`` without a file."""
         file = self.short_file
         return f"{file}:{self.line}" if file and self.line is not None else file
 
     @property
     def where(self) -> str:
-        """Such as ``in Net.training_step``; ``""`` if nothing but the line is known."""
+        """Function, module and package, such as ``in Net.training_step``; ``""`` if all are unknown."""
         words = (("in", self.function), ("module", self.module), ("of", self.package))
         return ", ".join(f"{word} {printable(name)}" for word, name in words if name)
 
     @property
     def named(self) -> str:
-        """Such as ``Reader.__getitem__ (replay/reader.py:12)``; the file from its package on."""
+        """Function and position, such as ``Reader.__getitem__ (replay/reader.py:12)``."""
         if self.file is None:
             return self.function
         parts = PurePath(self.file).parts

@@ -1,6 +1,6 @@
-"""Processes of our own, which run a module of this package and neither torch nor the user's program.
+"""Our own processes, which run a module of this package without torch or the user's program.
 
-And the files that are shared with them.
+Also the files shared with them.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     import subprocess
 
 _GROUP: Final[dict[str, Any]] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
-"""Ctrl-C in a terminal goes to a whole group, and is not meant for them."""
+"""Protect them from Ctrl-C, which a terminal sends to a whole group."""
 
 OWN_PROCESSES: Final[set[int]] = set()
-"""Numbers of those that this process has started: what they use is not the training's."""
+"""IDs of the processes started here, whose usage isn't the training's."""
 
 
 def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[bytes]:
-    """Start ``python -m name``: never multiprocessing, which would run the user's script once more.
+    """Start ``python -m name``; multiprocessing would run the user's script again.
 
     Args:
-        how: as of ``subprocess.Popen``; what is not said of standard output and errors goes nowhere.
+        how: arguments of ``subprocess.Popen``; standard output and errors are discarded by default.
 
     Raises:
-        OSError: when there can be no other process, or nobody knows how to start a Python.
+        OSError: when no process can start, or Python's path is unknown.
     """
-    import subprocess  # noqa: PLC0415  # where one is needed
+    import subprocess  # noqa: PLC0415  # only when needed
 
     if "python" not in Path(sys.executable or "").name.lower() or getattr(sys, "frozen", False):
         raise OSError(f"can't start Python: {sys.executable or 'its path is unknown'}")
@@ -53,10 +53,10 @@ def start_module(name: str, *arguments: str, **how: Any) -> subprocess.Popen[byt
 
 
 class OwnFile:
-    """An open file, by its number. The program may close all numbers, as daemons do, and then reuse them.
+    """File descriptor that notices when the program closes and reuses its number, as daemons do.
 
     Args:
-        number: of the open file, which belongs to this object from now on.
+        number: of an open file, owned by this object from now on.
     """
 
     def __init__(self, number: int) -> None:
@@ -65,27 +65,27 @@ class OwnFile:
 
     @classmethod
     def without_name(cls) -> OwnFile:
-        """A temporary file that is gone with the last process that has it open.
+        """Open a temporary file that disappears once no process has it open.
 
         Raises:
-            OSError: when there can be none.
+            OSError: when it can't be created.
         """
         with tempfile.TemporaryFile() as file:
             return cls(os.dup(file.fileno()))
 
     @property
     def number(self) -> int:
-        """The number.
+        """Number of the open file.
 
         Raises:
-            OSError: when the file is closed, or the number belongs to another file by now.
+            OSError: when the file is closed, or its number now belongs to another.
         """
         if self._identity is None or _identity(self._number) != self._identity:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._number
 
     def close(self) -> None:
-        """Close the file, unless the number belongs to another one by now."""
+        """Close the file, unless its number now belongs to another."""
         with contextlib.suppress(OSError):
             os.close(self.number)
         self._identity = None

@@ -1,4 +1,4 @@
-"""The door to the profilers: ``Trainer(profiler=ModelProfiler())``, and ``LoopProfiler`` for plain loops."""
+"""Public module of the profilers, such as ``Trainer(profiler=ModelProfiler())``."""
 
 from lightning_modelprof.engine.profiler import LoopProfiler
 from lightning_modelprof.lightning.profiler import ModelProfiler

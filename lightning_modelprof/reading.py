@@ -1,4 +1,4 @@
-"""Reads saved runs: one report, runs to compare, or a list of all runs in a folder."""
+"""Read saved runs: one report, runs to compare, or a list of a folder's runs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def read_report(
 
 @contextmanager
 def refuse_damaged(file: Path) -> Iterator[None]:
-    """Turn whatever the values of a damaged archive lead to into one sentence.
+    """Turn any error caused by a damaged archive into one sentence.
 
     Raises:
-        ArchiveError: when the block raises any error that isn't of this package.
+        ArchiveError: when the block raises an error that isn't this package's.
     """
     try:
         yield
@@ -65,17 +65,17 @@ def refuse_damaged(file: Path) -> Iterator[None]:
 
 
 def load_run_with_ranks(path: str | Path) -> Run:
-    """A saved run, with the other ranks of its job beside it."""
+    """Load a saved run with its job's other ranks."""
     run, file = load_run(path), find_run(path)
     with refuse_damaged(file):
         return with_other_ranks(run, file)
 
 
 def load_with_options(path: Path) -> tuple[Run, TableOptions]:
-    """The same, and the options that it was recorded with.
+    """Load a saved run with its job's other ranks, and the options it was recorded with.
 
     Raises:
-        ArchiveError: when there is no saved run, or its options are damaged.
+        ArchiveError: when there's no saved run, or its options are damaged.
     """
     run = load_run_with_ranks(path)
     try:
@@ -85,26 +85,26 @@ def load_with_options(path: Path) -> tuple[Run, TableOptions]:
 
 
 def read_windows(run: Run, folder: Path) -> tuple[dict[int, TraceFacts], dict[int, str]]:
-    """What the newest windows' traces say, and why of some there is nothing."""
+    """Read the newest windows' traces; return facts and reasons for missing ones, by window index."""
     facts: dict[int, TraceFacts] = {}
     notes: dict[int, str] = {}
     for window, trace, note in window_traces(run.ranks[0].windows[-SHOWN_WINDOWS:], folder):
         if trace is not None:
-            facts[window.index] = TraceFacts(trace).complete()  # several traces are not kept
+            facts[window.index] = TraceFacts(trace).complete()  # several traces aren't kept in memory
         elif note:
             notes[window.index] = note
     return facts, notes
 
 
 def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
-    """A saved run, to be compared.
+    """Read a saved run to compare.
 
     Args:
-        path: as given; of a folder with runs below it, the newest is taken.
-        with_traces: read the traces of its windows too.
+        path: as given; of a folder with several runs, the newest is read.
+        with_traces: whether to read its windows' traces too.
 
     Raises:
-        ArchiveError: when there is no saved run.
+        ArchiveError: when there's no saved run.
     """
     file, _ = newest_run(path)
     run = load_run_with_ranks(file)
@@ -115,10 +115,10 @@ def read_compared(path: str, *, with_traces: bool) -> ComparedRun:
 
 
 def list_runs(folder: Path) -> Iterator[str]:
-    """A line for each saved run below a folder, the newest first; the traces are not read.
+    """Yield a line for each saved run below a folder, newest first, without reading traces.
 
     Raises:
-        ArchiveError: when there is none, or the folder may not be read.
+        ArchiveError: when there's none, or the folder can't be read.
     """
     if not folder.is_dir():
         raise ArchiveError(

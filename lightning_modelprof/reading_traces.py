@@ -1,4 +1,4 @@
-"""Traces, from files to a report: the door beside ``reading``, which needs neither runs nor their rules."""
+"""Read traces into a report; unlike ``reading``, without importing runs and their rules."""
 
 from __future__ import annotations
 
@@ -65,25 +65,25 @@ def analyze_files(
     *,
     is_brief: bool = False,
 ) -> Report:
-    """The report of trace files that anybody recorded.
+    """Analyze trace files from any source.
 
     Args:
-        paths: Chrome traces of torch.profiler, or folders with some.
-        options: how the tables are cut and sorted.
+        paths: torch.profiler's Chrome traces, or folders with some.
+        options: how to cut and sort the tables.
         max_bytes: largest uncompressed trace to read.
-        step_range: for the names of the ranges that are the steps.
-        is_brief: without tables and charts.
+        step_range: for the names of the ranges to treat as steps.
+        is_brief: whether to leave out tables and charts.
 
     Raises:
-        TraceError: when a file is no trace or is too large, has no such range, or a folder holds none.
+        TraceError: when a file isn't a trace, is too large or has no such range, or a folder has no trace.
     """
-    chosen: list[tuple[Path, Path]] = []  # what was asked for, and a file that it means
+    chosen: list[tuple[Path, Path]] = []  # requested path, and one of its files
     seen: set[Path] = set()
     asked = [as_path(path, TraceError) for path in paths]
     with_traces: set[Path] = set()
     for path in asked:
         for file in trace_files(path):
-            # The same trace packed and not packed counts once.
+            # A trace counts once, whether compressed or not.
             place = file.resolve().with_suffix("") if file.suffix == ".gz" else file.resolve()
             if place in seen:
                 with_traces.add(path)
@@ -104,14 +104,14 @@ def analyze_files(
                         f"{file.name} contains {len(facts)} processes. Each is read as one rank, with its own"
                         " ids."
                     )
-            elif file == path:  # it was asked for by its name
+            elif file == path:  # requested by name
                 raise facts
             else:
                 skipped.append(f"Skipped {facts}")
     for path in asked:
         if path not in with_traces:
             raise TraceError(f"no traces in {path}. {' '.join(skipped)}")
-    from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not for a helper
+    from lightning_modelprof.report.build_trace import build_trace_report  # noqa: PLC0415  # not in helpers
 
     return build_trace_report(traces, options, (*skipped, *notes), is_brief=is_brief)
 
@@ -122,14 +122,14 @@ _FactsOfFile = tuple[TraceFacts, ...] | TraceError
 def _facts_of(
     file: Path, max_bytes: int, step_range: re.Pattern[str] | None, *, is_only: bool = False
 ) -> _FactsOfFile:
-    """What each process of a file says, or why it says nothing; the only trace is kept, as facts are lazy."""
+    """Analyze each process of a file, or return the error; only a single trace stays for lazy facts."""
     try:
         trace = read_with_progress(file, max_bytes)
         _check_step_range(trace, file, step_range)
         parts = split_processes(trace)
         if is_only and len(parts) == 1:
             return (TraceFacts(parts[0], step_range),)
-        # A table may bring its own fact, which has to be known before the trace goes.
+        # A table may bring its own fact, to compute before the trace is freed.
         import lightning_modelprof.report.tables.trace.trace_tables  # noqa: F401, PLC0415
 
         return tuple(TraceFacts(one, step_range).complete() for one in parts)
@@ -138,35 +138,35 @@ def _facts_of(
 
 
 _HELPED_BYTES: Final = 2**28
-"""Text of all traces for each further process; of less, starting one takes more than a tenth of the work."""
+"""Text of all traces per extra process; for less, starting one takes more than a tenth of the work."""
 
 _PACKED: Final = 10
-"""Times that the text of a packed trace is as large as its file, at least."""
+"""Minimum ratio of a compressed trace's text to its file."""
 
 
 @contextlib.contextmanager
 def _helpers(
     files: Sequence[Path], max_bytes: int, step_range: re.Pattern[str] | None
 ) -> Iterator[Callable[[Path], _FactsOfFile]]:
-    """Other processes that analyze their share of many large traces while this one analyzes its own.
+    """Analyze shares of many large traces in other processes while this one analyzes its own.
 
-    They are given the last files, so that this process has done its own before it waits for them. What a
-    process did not answer, whatever the reason, is done here.
+    They get the last files, so that this process finishes its own before it waits for them. Whatever a
+    process doesn't answer is done here.
 
     Yields:
-        What a trace says, or why it says nothing; to be asked for in the order of the files.
+        Function from a file to its facts or error, to be called in the order of the files.
     """
     sizes = np.array([_text_bytes(file) for file in files], np.int64)
     whole = max(int(sizes.sum()), 1)
     count = min(len(files), _num_cpus(), 1 + whole // _HELPED_BYTES)
-    # By the middle of each file in the text of all.
+    # Assign each file by its middle's position in the total text.
     number = ((np.cumsum(sizes) - sizes / 2) * count / whole).astype(int).tolist()
     helpers: dict[Path, _Helper] = {}
     try:
         with contextlib.suppress(OSError):  # no room for another process
             for one in range(1, count):
                 share = [file for file, its in zip(files, number, strict=True) if its == one]
-                share = [file for file in share if file.is_file()]  # a pipe is read once
+                share = [file for file in share if file.is_file()]  # a pipe can be read only once
                 if share:
                     helpers.update(dict.fromkeys(share, _Helper(share, max_bytes, step_range)))
 
@@ -181,14 +181,12 @@ def _helpers(
 
 
 class _Helper:
-    """A process that analyzes some traces."""
-
     def __init__(self, files: Sequence[Path], max_bytes: int, step_range: re.Pattern[str] | None) -> None:
-        import tempfile  # noqa: PLC0415  # where there is much to do
+        import tempfile  # noqa: PLC0415  # only for large traces
 
         self._files = files
         self._known: dict[Path, tuple[TraceFacts, ...]] | None = None
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would be full before it is read
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # a pipe would fill up before it's read
         with tempfile.TemporaryFile() as task:
             pickle.dump((files, max_bytes, step_range), task)
             task.seek(0)
@@ -199,20 +197,19 @@ class _Helper:
                 raise
 
     def answers(self) -> dict[Path, tuple[TraceFacts, ...]]:
-        """What it found out, once it is done; what it could not read is left out."""
+        """Wait for its facts by file; unreadable files are left out."""
         if self._known is None:
             self._process.wait()
             self._output.seek(0)
             self._known = {}
-            with contextlib.suppress(Exception):  # it was killed, say
+            with contextlib.suppress(Exception):  # it may have been killed
                 for file in self._files:
-                    facts = pickle.load(self._output)  # of our own process
+                    facts = pickle.load(self._output)  # from our own process
                     if isinstance(facts, tuple):
                         self._known[file] = facts
         return self._known
 
     def close(self) -> None:
-        """End it, if it still works."""
         self._process.kill()
         self._process.wait()
         self._output.close()
@@ -226,22 +223,20 @@ def _text_bytes(file: Path) -> int:
 
 
 def _num_cpus() -> int:
-    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _help() -> None:
-    """Be such a process."""
-    files, max_bytes, step_range = pickle.load(sys.stdin.buffer)  # of who started it
+def _run_helper() -> None:
+    files, max_bytes, step_range = pickle.load(sys.stdin.buffer)  # from the process that started it
     for file in files:
         pickle.dump(_facts_of(file, max_bytes, step_range), sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
 
 
 def read_with_progress(path: Path, max_bytes: int = MAX_TRACE_BYTES) -> Trace:
-    """Read one trace, with a bar for a person who waits.
+    """Read one trace, showing a progress bar.
 
     Raises:
-        TraceError: when it is none, too large, or a trace of another tool than torch.profiler.
+        TraceError: when it isn't a trace, is too large, or comes from a tool other than torch.profiler.
     """
     with show_progress(f"reading {path.name}") as progress:
         trace = read_trace(path, max_bytes, progress)
@@ -258,15 +253,15 @@ _ARCHIVE_ENDINGS: Final = (".zip", ".tar", ".tgz", ".tar.gz")
 
 
 def _members_or(path: Path) -> list[Path]:
-    """The traces in an archive, by paths below it; of any other file, the file itself."""
+    """Return an archive's traces as paths below it, or any other file itself."""
     return TextFile(path, MAX_TRACE_BYTES).members() or [path]
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The traces that a path means: itself, or those in a folder and below it.
+    """Return the traces at a path: itself, or those below a folder.
 
     Raises:
-        TraceError: when it cannot be read, or holds none.
+        TraceError: when it can't be read, or has no trace.
     """
     try:
         if not path.is_dir():
@@ -283,7 +278,7 @@ def trace_files(path: Path) -> list[Path]:
 
 
 def _traces_below(folder: Path) -> list[Path]:
-    """Files with ``trace`` in their names, else all JSON files that start like a trace."""
+    """Find files with ``trace`` in their names, else all JSON files that start like a trace."""
     named = sorted(
         file
         for file in folder.rglob("*trace*")
@@ -298,12 +293,12 @@ def _traces_below(folder: Path) -> list[Path]:
 
 
 def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Window, Trace | None, str]]:
-    """Each window with its trace, or with why there is none.
+    """Yield each window with its trace, or with the reason why there's none.
 
-    A trace that cannot be read any more is a note, not an end.
+    An unreadable trace yields a reason rather than an error.
 
     Args:
-        windows: those to read.
+        windows: windows to read.
         folder: where their run is saved.
     """
     for window in windows:
@@ -316,17 +311,17 @@ def window_traces(windows: Sequence[Window], folder: Path) -> Iterator[tuple[Win
             yield window, None, "its trace was not saved" if has_trace and not is_said else ""
             continue
         path = folder / window.trace_file
-        if not path.exists():  # whoever packs traces did not come to this one
+        if not path.exists():  # it isn't compressed yet
             path = path.with_suffix("")
-        if path.exists() and not path.is_file():  # a pipe, say, which would keep us waiting
+        if path.exists() and not path.is_file():  # a pipe, for example, which could block
             yield window, None, f"{window.trace_file} isn't a regular file"
             continue
         try:
-            # Under the name that it had when the run was live.
+            # Keep the name it had during the run.
             yield window, replace(read_with_progress(path), source=window.trace_file), ""
         except TraceError as error:
             yield window, None, str(error).replace(str(path), window.trace_file)
 
 
 if __name__ == "__main__":
-    _help()
+    _run_helper()

@@ -1,10 +1,10 @@
-"""The base of the records that one room hands to the next, and the ranges of measured numbers in them.
+"""Base class of the package's records, and the ranges of measured numbers in them.
 
-What an import takes is mostly the making of classes, and one of msgspec is made ten times as fast as a
-dataclass. So records are those. Whoever takes one for a dataclass (``replace``, ``asdict``, ``fields``) is
-right: what these functions ask for is made when they ask.
+Most import time goes into creating classes, and msgspec creates them ten times as fast as dataclasses.
+Records still work with ``replace``, ``asdict`` and ``fields`` of :mod:`dataclasses`, whose data is created
+on demand.
 
-A file with a number outside of its range is refused. The ranges leave room to add up many in 64 bits.
+A file with a number out of range is refused. The ranges leave room to add up many numbers in 64 bits.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import inspect
 from typing import Annotated, Any, ClassVar, Final
 
 import msgspec
-from msgspec import Meta as Meta  # noqa: PLC0414  # records take both from here
+from msgspec import Meta as Meta  # noqa: PLC0414  # records import both from here
 from msgspec import field as field  # noqa: PLC0414
-from msgspec.structs import asdict as asdict  # noqa: PLC0414  # unlike those of dataclasses only one level
+from msgspec.structs import asdict as asdict  # noqa: PLC0414  # unlike dataclasses', only one level deep
 from msgspec.structs import astuple as astuple  # noqa: PLC0414
 
 
 class _Fields:
-    """The fields of a record as :mod:`dataclasses` knows them: names and types, no defaults."""
+    """A record's fields for :mod:`dataclasses`: names and types, no defaults."""
 
     def __init__(self) -> None:
         self._known: dict[type[Record], dict[str, dataclasses.Field[Any]]] = {}
@@ -32,7 +32,7 @@ class _Fields:
             for owner in reversed(kind.__mro__):
                 types |= inspect.get_annotations(owner)
             own = [(name, types[name]) for name in kind.__struct_fields__]
-            # A text of its own, as dataclasses takes long to write one.
+            # dataclasses is slow to write a docstring itself.
             about = {"__doc__": kind.__doc__ or kind.__name__}
             twin: Any = dataclasses.make_dataclass(
                 kind.__name__, own, namespace=about, init=False, repr=False, eq=False
@@ -42,7 +42,7 @@ class _Fields:
 
 
 class Record(msgspec.Struct, frozen=True):
-    """Something that was measured, was derived or is to be shown; it does not change."""
+    """Something measured, derived or shown; immutable."""
 
     __dataclass_fields__: ClassVar[Any] = _Fields()
 
@@ -51,12 +51,12 @@ LARGEST: Final = 2**62
 MAX_RANKS: Final = 2**20
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
-"""How many there are, or the number of one of them."""
+"""A number of things, or the index of one."""
 
 Int = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
-"""Bytes, nanoseconds, FLOPs, settings; a clock that is put back makes negative ones."""
+"""Bytes, nanoseconds, FLOPs or settings; negative if a clock is set back."""
 
 Real = Annotated[float, Meta(ge=-1e30, le=1e30)]
 
 Ranks = Annotated[int, Meta(ge=1, le=MAX_RANKS)]
-"""Processes of one training."""
+"""Number of processes in one training run."""

@@ -1,4 +1,4 @@
-"""What handlers of signals raise is the program's, wherever our code is when they come."""
+"""Signal handlers' errors belong to the program, even if they're raised in our code."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from types import FrameType
 
 
 def raised_by_signal(error: BaseException) -> bool:
-    """Whether the handler of a signal raised an error: torch's where a worker was killed, or a timeout's.
+    """Whether a signal handler raised an error: torch's for a killed worker, or a timeout's.
 
     Args:
-        error: that was caught in code of ours, which knows nothing of it.
+        error: unexpected error caught in our code.
     """
     handlers = [one for one in map(signal.getsignal, signal.valid_signals()) if callable(one)]
     codes = [
@@ -25,12 +25,12 @@ def raised_by_signal(error: BaseException) -> bool:
 
 @contextmanager
 def children_later(*, is_failing: bool) -> Iterator[None]:
-    """Have what others do at the end of a child process (SIGCHLD) done after what is in here.
+    """Run SIGCHLD handlers after the block.
 
-    Where a worker is killed, a pipe to it breaks first. Torch's handler would raise while that is reported.
+    When a worker is killed, its pipe breaks first. Torch's handler would raise while that's being reported.
 
     Args:
-        is_failing: whether an error is on its way already; then that of a handler does not take its place.
+        is_failing: whether an error is already propagating, which a handler's must not replace.
     """
     number = getattr(signal, "SIGCHLD", None)
     handler = None if number is None else signal.getsignal(number)

@@ -1,4 +1,4 @@
-"""Threads of our own. Nobody waits for one without a limit."""
+"""Our own threads; every wait for one has a limit."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any, Final
 
 PATIENCE_S: Final = 5.0
-"""The longest wait for a thread to start, or to end."""
+"""Longest wait for a thread to start or end."""
 
 
 class _Started(threading.Event):
-    """``Thread.start`` waits for this. A thread that runs out of memory early never sets it."""
+    """Limit the wait of ``Thread.start``: a thread that runs out of memory early never sets this."""
 
     def wait(self, timeout: float | None = None) -> bool:
         return super().wait(PATIENCE_S if timeout is None else timeout)
@@ -22,7 +22,7 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
     """Start a daemon thread, and wait for its start for at most ``PATIENCE_S``.
 
     Raises:
-        RuntimeError: when the thread doesn't start. Its work isn't done then, even if it starts later.
+        RuntimeError: when the thread doesn't start. Then it never does its work, even if it starts later.
     """
     is_taken = threading.Lock()
 
@@ -43,8 +43,8 @@ def start_thread(work: Callable[[], object], name: str) -> threading.Thread:
 
 
 def has_ended(thread: threading.Thread) -> bool:
-    """Wait for the end of a thread for at most ``PATIENCE_S``."""
-    with suppress(RuntimeError):  # it died while it started
+    """Whether a thread ends within ``PATIENCE_S``."""
+    with suppress(RuntimeError):  # it died while starting
         thread.join(PATIENCE_S)
     return not thread.is_alive()
 

@@ -1,14 +1,14 @@
-"""Numbers as a person reads them: the only rounding and the only unit suffixes.
+"""Numbers as people read them: the only rounding and the only unit suffixes.
 
-*Not measured* is a dash and never a zero, and so is what is no number. An exact zero is ``0`` and nothing
-else is, so ``0.00`` and ``-0`` are never printed. A number has one form in each of these places:
+Values that weren't measured or aren't numbers are a dash, never a zero. Only an exact zero is ``0``, so
+``0.00`` and ``-0`` are never printed. A number has one form in each place:
 
-- a cell of a table (:func:`format_cell`): at least two decimals and three digits, in the unit of its heading;
-- beside a label (:func:`format_amount`, :func:`format_duration`): three digits, with the unit that fits;
-- in a sentence (:func:`milliseconds`, :func:`percent`, :func:`size`, :func:`digits`): three digits without
-  zeros at the end, durations in milliseconds, so that those of one sentence compare; a share has no decimals
-  from 10% on, beside a label as well;
-- on an axis (:func:`format_tick`): as many decimals as the neighbours need.
+- table cell (:func:`format_cell`): at least two decimals and three digits, in the unit of its heading;
+- next to a label (:func:`format_amount`, :func:`format_duration`): three digits, with the unit that fits;
+- sentence (:func:`milliseconds`, :func:`percent`, :func:`size`, :func:`digits`): three digits without
+  trailing zeros, durations in milliseconds so that a sentence's durations compare; a share has no decimals
+  from 10% on, also next to a label;
+- axis (:func:`format_tick`): as many decimals as the neighbours need.
 
 In the dashboard, ``static/format.js`` writes what only the browser knows: ticks, hover and selections.
 """
@@ -29,7 +29,7 @@ Cell = str | int | float | None
 TimeUnit = Literal["s", "ms", "us", "ns"]
 
 DASH: Final = "–"
-"""A value that was not measured, or is no number."""
+"""A value that wasn't measured or isn't a number."""
 
 
 class Unit(Enum):
@@ -52,11 +52,11 @@ class Unit(Enum):
     BYTES_PER_S = "bytes_per_s"
     """A bandwidth, shown in powers of 1000 as hardware is sold: GB/s."""
     BY_ROW = "by_row"
-    """The unit stands in ``Table.row_units``."""
+    """The unit is in ``Table.row_units``."""
 
 
 UNIT_NAMES: Final[dict[TimeUnit, str]] = {"s": "s", "ms": "ms", "us": "µs", "ns": "ns"}
-"""How each unit is written; files and options have its ASCII name."""
+"""How each unit is written; files and options use its ASCII name."""
 
 NS_PER: Final[dict[TimeUnit, int]] = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
@@ -66,17 +66,17 @@ _DURATIONS: Final = (
     (120 * 10**9, 60 * 10**9, "min"),
     *((ns, ns, UNIT_NAMES[unit]) for unit, ns in NS_PER.items()),
 )
-"""From how many nanoseconds on, how many one has, its name."""
+"""Lower limit in ns, ns per unit, name."""
 
 _SENTENCE_MS: Final = (1e3, 1e11)
-"""Between these, in ns, a sentence counts in milliseconds: 0.001 ms to 100000 ms."""
+"""Range in ns that sentences write in milliseconds: 0.001 ms to 100000 ms."""
 
 _PREFIXES: Final = ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k"))
 _WHOLE_FROM: Final = Decimal("0.0995")
 """From this share on a percentage has no decimals: 9.9%, 10%."""
 
 _LARGE_COUNTS: Final = _PREFIXES[:3]
-"""From a million millions on the digits of a count are noise; below, every digit is printed."""
+"""From 10^12 on a count's digits are noise; below, every digit is printed."""
 
 _BYTE_UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -87,7 +87,7 @@ def format_cell(value: Cell, unit: Unit, *, time_unit: TimeUnit = "ms") -> str:
     Args:
         value: the raw value; a duration in nanoseconds, a ratio as a fraction of 1.
         unit: what the number means. Durations are plain numbers in ``time_unit`` and ratios plain
-            percentages, since their units stand in the heading; bytes carry their suffix.
+            percentages, since their units are in the heading; bytes carry their suffix.
         time_unit: the unit of the table's durations.
 
     Returns:
@@ -111,18 +111,18 @@ def format_duration(ns: float | None) -> str:
 
 
 def format_amount(value: Cell, unit: Unit) -> str:
-    """Write a value with its unit, where no heading says it: ``12.3 ms``, ``40%``."""
+    """Write a value with its unit, where no heading gives it: ``12.3 ms``, ``40%``."""
     if isinstance(value, str) or unit not in _AMOUNTS:
         return format_cell(value, unit)
     return _AMOUNTS[unit](value)
 
 
 def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str:
-    """A label with the unit its numbers are written in, unless the label already says it.
+    """Add the unit of its numbers to a label, unless the label already has it.
 
     Args:
-        label: the label of a column, or of a row of a table whose unit changes by row.
-        time_unit: the unit of durations; ``None`` where another line of the table names it.
+        label: of a column, or of a row in a table whose unit changes by row.
+        time_unit: the unit of durations; ``None`` where another line of the table gives it.
     """
     if unit is Unit.RATIO and "%" not in label:
         return f"{label} (%)"
@@ -132,7 +132,7 @@ def heading(label: str, unit: Unit, *, time_unit: TimeUnit | None = None) -> str
 
 
 def choose_time_unit(durations_ns: Iterable[float]) -> TimeUnit:
-    """Milliseconds, unless all durations of a table are far below or the largest is far above."""
+    """Choose milliseconds, unless all of a table's durations are far below or the largest is far above."""
     largest = _largest(durations_ns)
     if largest >= 1_000 * 10**9:
         return "s"
@@ -140,22 +140,22 @@ def choose_time_unit(durations_ns: Iterable[float]) -> TimeUnit:
 
 
 def choose_byte_unit(values: Iterable[float]) -> tuple[str, int]:
-    """The unit that the largest of some numbers of bytes is written in, and how many bytes it has."""
+    """Return the unit for the largest of several byte counts, and how many bytes it has."""
     return _byte_unit(_largest(values))
 
 
 def duration_unit(largest_ns: float) -> tuple[int, str]:
-    """How many nanoseconds a unit has, and its name: the largest that is not above ``largest_ns``."""
+    """Return the largest unit not above ``largest_ns``: its nanoseconds and name."""
     return next((ns, UNIT_NAMES[unit]) for unit, ns in NS_PER.items() if largest_ns >= ns or ns == 1)
 
 
 def format_tick(value: float, step: float, *, is_place: bool = False) -> str:
-    """Write a label of an axis with as many decimals as its neighbours: 0, 0.5, 1.0.
+    """Write an axis label with as many decimals as its neighbours: 0, 0.5, 1.0.
 
     Args:
         value: a multiple of ``step``.
-        step: the distance of two labels: a power of ten, or 2, 2.5 or 5 of them.
-        is_place: whether it numbers something, as steps, so that it has no thousands separators.
+        step: distance between labels: 1, 2, 2.5 or 5 times a power of ten.
+        is_place: whether it's an index, such as a step number, which has no thousands separators.
     """
     least = -math.floor(math.log10(step) + 1e-9)  # the decimals of the step's first digit
     if not -12 <= least <= 6:
@@ -168,7 +168,7 @@ def format_tick(value: float, step: float, *, is_place: bool = False) -> str:
 
 
 def digits(value: float | Decimal | None, most: int = 3) -> str:
-    """For sentences: so many digits that count, without zeros behind them."""
+    """Write ``most`` significant digits without trailing zeros, for sentences."""
     number = _number(value)
     if not number:
         return DASH if number is None else "0"
@@ -177,25 +177,25 @@ def digits(value: float | Decimal | None, most: int = 3) -> str:
 
 
 def milliseconds(ns: float | None) -> str:
-    """For sentences; what is not between a microsecond and a hundred seconds has a unit of its own."""
+    """Write milliseconds for sentences; outside 1 µs to 100 s, choose the unit."""
     if ns is None or (ns and not _SENTENCE_MS[0] <= abs(ns) < _SENTENCE_MS[1]):
         return format_duration(ns)
     return f"{digits(ns / 1e6)} ms"
 
 
 def time_per_step(ns: float) -> str:
-    """What something takes in each step; of what never ran, that there is nothing to measure."""
+    """Write the time per step, or that it isn't measurable if it's 0."""
     return f"{milliseconds(ns)} per step" if ns else "no measurable time"
 
 
 def percent(share: float | None) -> str:
-    """A share with its sign: no decimal from 10% on, one below, and one digit where that would be none."""
+    """Write a percentage without decimals from 10% on, with one below, or one digit if that rounds to 0."""
     number = _number(share)
     return DASH if number is None else f"{_measured(number.scaleb(2), int(abs(number) < _WHOLE_FROM), 1)}%"
 
 
 def size(num_bytes: float | None) -> str:
-    """For sentences: three digits that count, in powers of 1024."""
+    """Write three significant digits in powers of 1024, for sentences."""
     number = _number(num_bytes)
     if number is None:
         return DASH
@@ -204,7 +204,7 @@ def size(num_bytes: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """A number whose unit stands in another place of the line: ``0.500``, ``19.7``, ``4,939``."""
+    """Write a number whose unit is elsewhere in the line: ``0.500``, ``19.7``, ``4,939``."""
     number = _number(value)
     return (
         DASH if number is None else _rate(number) if abs(number) >= 1_000 else _measured(number, decimals=0)
@@ -212,7 +212,7 @@ def three_digits(value: float) -> str:
 
 
 def rate_with_error(rate: float, error: float | None) -> str:
-    """Three digits, with as many decimals as the error unless that hides it: ``19.7 ± 0.9``, ``92 ± 11``."""
+    """Write three digits, with the error's decimals unless that hides it: ``19.7 ± 0.9``, ``92 ± 11``."""
     text = three_digits(rate)
     if error is None:
         return text
@@ -226,12 +226,11 @@ def rate_with_error(rate: float, error: float | None) -> str:
 
 
 def signed(text: str) -> str:
-    """A written number with its sign, as differences have it."""
+    """Add a plus sign to a written difference, unless it's zero, negative or a dash."""
     return text if text[0] in (DASH, "-") or text.split(maxsplit=1)[0].rstrip("%") == "0" else f"+{text}"
 
 
 def _number(value: float | Decimal | None) -> Decimal | None:
-    """The exact number, ``None`` where there is none."""
     return (
         None if value is None or (isinstance(value, float) and not math.isfinite(value)) else Decimal(value)
     )
@@ -247,7 +246,7 @@ def _byte_unit(largest: float | Decimal) -> tuple[str, int]:
 
 
 def _measured(number: Decimal, decimals: int = 2, significant: int = 3) -> str:
-    """At least ``decimals`` decimals and at least ``significant`` digits, so that nothing rounds to zero."""
+    """Write at least ``decimals`` decimals and ``significant`` digits, so that nothing rounds to zero."""
     if number == 0:
         return "0"
     exponent = number.adjusted()
@@ -298,8 +297,8 @@ def _per_second(unit: str) -> Callable[[Decimal], str]:
 def _scaled(
     number: Decimal, unit: str, prefixes: Iterable[tuple[int, str]] = _PREFIXES, decimals: int = 0
 ) -> str | None:
-    """With the largest of the prefixes that the number reaches; ``None`` when it reaches none."""
-    # Operations are counted and copies timed no better than in three digits.
+    """Write with the largest prefix that the number reaches; ``None`` if it reaches none."""
+    # Operation counts and copy times are accurate to three digits at most.
     for power, prefix in prefixes:
         if number.adjusted() >= power:
             return f"{_measured(number.scaleb(-power), decimals)} {prefix}{unit}"
@@ -310,7 +309,7 @@ _AMOUNTS: Final[dict[Unit, Callable[[float | None], str]]] = {
     Unit.DURATION_NS: format_duration,
     Unit.RATIO: percent,
 }
-"""Units that are written otherwise beside a label than in a cell."""
+"""Units that are written differently next to a label than in a cell."""
 
 _WRITERS: Final[dict[Unit, Callable[[Decimal], str]]] = {
     Unit.TEXT: _plain,

@@ -1,4 +1,4 @@
-"""Files of older versions, brought up to date before they are read."""
+"""Upgrade older versions' files before they're read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LOCATION: Final = frozenset(("file", "line", "function", "is_exact"))
 
 
 def upgrade(content: Any) -> Any:
-    """The JSON values of a saved run, or of a report in an event file, as this version writes them.
+    """Convert JSON values of a saved run, or of a report in an event file, to this version's.
 
-    Up to version 2 of a saved run, and 1 of an event file, the function of a place was called ``name`` in
-    definitions and the Python module of a stack frame ``module``, and what isn't known of a finding's place
-    was ``null``. Up to version 2 of an event file a report had ``sections`` in the place of its summary. The
-    user's own configuration stays as it is.
+    Up to version 2 of saved runs and 1 of event files, a place's function was ``name`` in definitions, a
+    stack frame's Python module was ``module``, and unknown parts of a finding's place were ``null``. Up to
+    version 2 of event files, a report had ``sections`` instead of its summary. The user's own configuration
+    is unchanged.
     """
     if isinstance(content, list):
         return [upgrade(one) for one in content]
@@ -39,7 +39,7 @@ def upgrade(content: Any) -> Any:
 
 
 def _summary(sections: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a report as records have them; what has another name now is all that differs."""
+    """Convert a report's sections to a summary, whose only difference is renamed fields."""
     summary = {key: value for key, value in sections.items() if value is not None}
     if isinstance(benchmark := summary.get("benchmark"), dict):
         summary["benchmark"] = {

@@ -1,4 +1,4 @@
-"""Checks the configuration's values before training starts."""
+"""Check the configuration's values before training starts."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from lightning_modelprof.report.rules.all_rules import configure_rules
 ACTIVITIES: Final = ("cpu", "cuda", "xpu")
 _ACTIVITY_NAMES: Final = ", ".join(ACTIVITIES)
 _OTHER_NAMES: Final = {"gpu": "cuda"}
-"""Activity by what people call it."""
+"""Map common names to activities."""
 
 DTYPES: Final = ("float64", "float32", "bfloat16", "float16", "float8", "int8", "complex64", "complex128")
-"""What peaks can be given for, in torch's names; float8 stands for all formats of 8 bits."""
+"""Dtypes that a peak can be given for, in torch's names; float8 stands for all 8-bit formats."""
 
 _MIN_PEAK: Final = 1e9
-"""A smaller value lacks its exponent: a single core is faster."""
+"""A smaller peak lacks its exponent: even one core is faster."""
 
 _MAX_INT: Final = 2**63 - 1
-"""Larger integers do not fit into 64 bits."""
+"""Larger integers don't fit into 64 bits."""
 
 _MAX_UNIT: Final = 50
-"""Characters of a unit; it stands behind every rate."""
+"""Characters of a unit, which follows every rate."""
 
 ENVIRONMENT: Final = "environment variable"
-"""What a message begins with where the environment gives the arguments."""
+"""Start of messages about arguments from the environment."""
 
 RUN_COMMAND: Final = "run"
-"""What a message begins with where the command ``run`` gives them."""
+"""Start of messages about arguments of the ``run`` command."""
 
 _IN_OTHER_PROFILERS: Final = {
     "profile_step": "Instead of DeepSpeed's profile_step=n, use steps=(n, n + 1).",
@@ -62,15 +62,15 @@ _IN_OTHER_PROFILERS: Final = {
     "sort_by_key": "Instead of PyTorchProfiler's sort_by_key, use report={'sorted_by': ...}.",
     "group_by_input_shapes": "Use record_shapes=True to group operators by input shapes.",
 }
-"""Another profiler's argument → the advice for it."""
+"""Map other profilers' arguments to advice."""
 
 
 def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConfig:
-    """The configuration that arguments mean.
+    """Build the configuration from arguments.
 
     Args:
-        arguments: argument → value; a group is one of ours, a mapping of its values, or ``None``.
-        where: what a message begins with: where the values stand.
+        arguments: argument values; a group is one of ours, a mapping of its values, or ``None``.
+        where: source of the values, which starts a message.
 
     Raises:
         ConfigError: when an argument is unknown or invalid.
@@ -97,12 +97,12 @@ def make_config(arguments: Mapping[str, Any], where: str = WHERE) -> ProfileConf
 
 
 def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
-    """Refuse a name that is no argument, with the nearest one that is, and where one of a group stands.
+    """Refuse unknown argument names, suggesting the nearest one or the right group.
 
     Args:
-        names: of arguments; where it is a mapping, their values are quoted.
-        where: what a message begins with.
-        group: whose values they are; by default they are the arguments.
+        names: of arguments; if it's a mapping, messages quote the values.
+        where: start of a message.
+        group: the group they belong to; by default they're top-level arguments.
 
     Raises:
         ConfigError: on the first unknown name.
@@ -130,7 +130,7 @@ def check_names(names: Iterable[Any], where: str, group: str = "") -> None:
 
 
 def _written(where: str, group: str | None, name: str, value: Any) -> str:
-    """How a value is given where it stands: in Python, by the command run, in the environment or in YAML."""
+    """Write an argument in its source's notation: Python, the run command, the environment or YAML."""
     if where == WHERE or where.endswith("(...)"):
         return f"{name}={quoted(value)}" if group is None else f"{group}={{{name!r}: {quoted(value)}}}"
     given = quoted(list(value) if isinstance(value, tuple) else value)
@@ -147,10 +147,10 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
     """Refuse invalid values.
 
     Args:
-        where: what the message begins with: where the values stand.
+        where: source of the values, which starts a message.
 
     Raises:
-        ConfigError: with the argument, what was expected, what came and what to do.
+        ConfigError: with the argument, what was expected, what was found and what to do.
     """
     _check_types(config, where)
     for name in GROUPS:
@@ -176,7 +176,7 @@ def check_config(config: ProfileConfig, where: str = WHERE) -> None:
 
 
 def _check_types(values: Any, where: str, group: str = "") -> None:
-    """Of a configuration or a group in it: the fields whose type says all of what can be meant."""
+    """Check the fields whose type fully describes the valid values."""
     for field in fields(values):
         value, (kind, _, is_optional) = getattr(values, field.name), str(field.type).partition(" | ")
         if is_optional not in {"", "None"} or (is_optional and value is None):
@@ -275,7 +275,7 @@ def _check_ranks(bounds: Bounds, where: str) -> None:
 
 def _check_bounds(bounds: Bounds, where: str) -> None:
     limit: Any = bounds.max_trace_mb
-    if limit is not None and (not _is_number(limit) or limit <= 0):
+    if limit is not None and (not _is_finite_number(limit) or limit <= 0):
         raise _refusal(
             where,
             "bounds: max_trace_mb",
@@ -284,7 +284,7 @@ def _check_bounds(bounds: Bounds, where: str) -> None:
             f"The default is {DEFAULTS.bounds.max_trace_mb}; None sets no limit, active=0 records no window.",
         )
     overhead: Any = bounds.max_overhead
-    if overhead is not None and (not _is_number(overhead) or not 0 < overhead < 1):
+    if overhead is not None and (not _is_finite_number(overhead) or not 0 < overhead < 1):
         raise _refusal(
             where,
             "bounds: max_overhead",
@@ -308,7 +308,7 @@ def _check_inspect(options: InspectOptions, where: str) -> None:
         )
     peak: Any = options.peak_flops_per_s
     for value in peak.values() if isinstance(peak, Mapping) else () if peak is None else (peak,):
-        if not _is_number(value) or value < _MIN_PEAK:
+        if not _is_finite_number(value) or value < _MIN_PEAK:
             raise _refusal(
                 where,
                 "inspect: peak_flops_per_s",
@@ -340,7 +340,7 @@ def _check_inspect(options: InspectOptions, where: str) -> None:
 
 def _check_dirpath(config: ProfileConfig, where: str) -> None:
     path = config.dirpath
-    if path is None or (isinstance(path, str | Path) and str(path).strip() and _is_possible(path)):
+    if path is None or (isinstance(path, str | Path) and str(path).strip() and _is_valid_path(path)):
         return
     raise _refusal(
         where,
@@ -351,8 +351,7 @@ def _check_dirpath(config: ProfileConfig, where: str) -> None:
     )
 
 
-def _is_possible(path: str | Path) -> bool:
-    """Whether a folder can be called that at all: not with a zero byte, nor with half a surrogate pair."""
+def _is_valid_path(path: str | Path) -> bool:
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:
@@ -403,8 +402,7 @@ def _is_int(value: Any, least: int) -> bool:
     return type(value) is int and least <= value <= _MAX_INT
 
 
-def _is_number(value: Any) -> bool:
-    """Whether it is a number that can be saved; neither true and false nor infinity is one."""
+def _is_finite_number(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INT

@@ -1,4 +1,4 @@
-"""The configuration: frozen dataclasses that ``config/checks.py`` checks before training starts."""
+"""Configuration in frozen dataclasses, which ``config/checks.py`` checks before training starts."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from lightning_modelprof.report.options import (
 ALL_RANKS: Final = "all"
 
 DEFAULT_ACTIVE: Final = 10
-"""Steps that a window records where nobody asks for a number."""
+"""Default number of steps that a window records."""
 
 WHERE: Final = "ModelProfCallback"
-"""What a message begins with where nothing better is known."""
+"""Start of a message whose values have no better source."""
 
 SWITCH: Final = "LIGHTNING_MODELPROF"
-"""Environment variable that switches the callback off, or asks for one."""
+"""Environment variable that switches the callback off, or adds one."""
 
 T = TypeVar("T")
 
 
 def whole(default: int | None, *, least: int = 0, hint: str = "") -> Any:
-    """A field for whole numbers, where these are not all from 0 on, or something is to be said of others.
+    """Define an integer field with its own minimum or hint.
 
     Args:
-        default: of the field.
-        least: smallest number that can be meant.
-        hint: what a refusal says after the default.
+        default: the field's default.
+        least: smallest valid number.
+        hint: what an error message adds after the default.
     """
     return field(default=default, metadata={"least": least, "hint": hint})
 
@@ -138,14 +138,14 @@ GROUPS: Final[Mapping[str, type[InspectOptions | ReportOptions | Bounds]]] = {
     "report": ReportOptions,
     "bounds": Bounds,
 }
-"""Arguments that are groups of values → their types."""
+"""Types of the arguments that are groups of values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
     """The callback's arguments, as documented on ``ModelProfCallback``.
 
-    Here and in the groups the type ``bool`` or ``int``, or one of these and ``None``, is a field's check.
+    Fields of type ``bool`` or ``int``, optional or not, are checked by their type, here and in the groups.
     """
 
     timer_only: bool = False
@@ -172,7 +172,7 @@ class ProfileConfig:
 
     @property
     def schedule(self) -> Schedule:
-        """Which steps the windows record; ``steps`` replaces the other schedule arguments."""
+        """Steps that windows record; ``steps`` replaces the other schedule arguments."""
         if self.steps is not None:
             return Schedule.from_range(*self.steps)
         return Schedule(
@@ -185,29 +185,29 @@ class ProfileConfig:
 
     @property
     def wants_flops(self) -> bool:
-        """Whether FLOPs are counted, be it that there is time for it."""
+        """Whether to count FLOPs, if there's time."""
         return self.flops is not False
 
     @property
     def asks_for_inspection(self) -> bool:
-        """Whether looking into steps is asked for by name."""
+        """Whether arguments explicitly request inspecting steps."""
         return bool(self.flops or self.inspect.fvcore or self.profile_memory)
 
     @property
     def asks_for_window(self) -> bool:
-        """Whether a window is asked for by name: which steps, what is recorded, or to end after it."""
+        """Whether arguments explicitly request a window: its steps, its contents, or stopping after it."""
         return self.bounds.ranks != DEFAULTS.bounds.ranks or any(
             getattr(self, name) != getattr(DEFAULTS, name) for name in OF_WINDOWS
         )
 
     def with_clock_alone(self) -> ProfileConfig:
-        """What ``timer_only`` stands for: no window, no FLOPs or module times, no samples, no workers."""
+        """Apply ``timer_only``: no window, FLOPs, module times, samples or workers."""
         return replace(
             self, active=0, flops=False, inspect=replace(self.inspect, sampling=False, workers=False)
         )
 
     def asks_for_steps(self, num_steps: int) -> bool:
-        """Whether a loop of so many steps has one that something is asked of by name."""
+        """Whether a loop of ``num_steps`` reaches a step that arguments explicitly request."""
         if self.flops:
             return True
         window = self.schedule.window(0) if self.asks_for_window else None
@@ -215,7 +215,7 @@ class ProfileConfig:
 
     @property
     def table_options(self) -> TableOptions:
-        """How the tables are chosen, sorted and cut, by our names.
+        """Choice, order and limits of the tables, in our names.
 
         Raises:
             ConfigError: when one is invalid.
@@ -223,12 +223,12 @@ class ProfileConfig:
         return parse_options(self.report, WHERE)
 
     def as_plain(self) -> dict[str, Any]:
-        """Name → plain JSON value, for the archive: the values of groups beside the others.
+        """Return plain JSON values by name for the archive, with groups flattened.
 
         Raises:
             ConfigError: when a report option is invalid.
         """
-        # Not asdict: it would copy what samples_fn is bound to, a model perhaps.
+        # Not asdict, which would copy the object samples_fn is bound to, such as a model.
         plain: dict[str, Any] = {}
         for name in FIELDS:
             value = getattr(self, name)
@@ -252,7 +252,7 @@ class ProfileConfig:
                 for kind, value in self.rules.items()
             }
         )
-        options = self.table_options  # Paddle's names are enums, perhaps
+        options = self.table_options  # Paddle's names may be enums
         plain["views"] = None if options.views is None else list(options.views)
         plain["sorted_by"], plain["time_unit"] = options.sorted_by, options.time_unit
         return plain
@@ -262,22 +262,22 @@ OF_WINDOWS: Final = (
     *("active", "wait", "warmup", "repeat", "steps", "activities", "record_shapes", "with_stack"),
     *("profile_memory", "stop_after_profile"),
 )
-"""Arguments that are about windows alone."""
+"""Arguments that only concern windows."""
 
 DEFAULTS: Final = ProfileConfig()
 FIELDS: Final = tuple(one.name for one in fields(ProfileConfig))
 GROUP_OF: Final[Mapping[str, str]] = {
     one.name: group for group, kind in GROUPS.items() for one in fields(kind)
 }
-"""Name of a value in a group → the group."""
+"""Map each value in a group to its group."""
 
 
 def parse_options(options: ReportOptions, where: str) -> TableOptions:
-    """How the tables are chosen, sorted and cut, by our names.
+    """Parse the choice, order and limits of the tables into our names.
 
     Args:
-        options: with the names that the user has given.
-        where: what the message begins with: where the values stand.
+        options: with the names that the user gave.
+        where: source of the values, which starts a message.
 
     Raises:
         ConfigError: when one is invalid.

@@ -1,4 +1,4 @@
-"""Where a configuration comes from: a YAML file, the environment, arguments by name."""
+"""Read the configuration from a YAML file, the environment or named arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_modelprof.errors import ConfigError, as_path, quoted, remedy
 
 _MAX_BYTES: Final = 2**16
 _MAX_VALUES: Final = 10_000
-"""Of a YAML file; all arguments together are some forty."""
+"""Limit for a YAML file; there are some forty arguments in total."""
 
 _SWITCHED_OFF: Final = ("0", "false", "off", "no")
 _SWITCHED_ON: Final = ("1", "true", "on", "yes", "")
@@ -30,19 +30,19 @@ R = TypeVar("R")
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The callback's arguments in a YAML file, checked.
+    """Read and check the callback's arguments in a YAML file.
 
     Args:
-        path: a file with one mapping, argument → value.
+        path: file with a single mapping of arguments to values.
 
     Raises:
-        ConfigError: when the file cannot be read, is no mapping, or holds an argument that is unknown, given
-            twice, or is invalid.
+        ConfigError: when the file can't be read, isn't a mapping, or has an unknown, duplicate or invalid
+            argument.
     """
     file = as_path(path, ConfigError)
     where = str(file)
     try:
-        raw = _parse_yaml(_read_text(file), where)
+        raw = _parse_yaml(_read_small_file(file), where)
     except OSError as error:
         raise ConfigError(f"can't read {where}: {error.strerror or error}. {remedy(error)}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -51,11 +51,6 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
-    """The callback's arguments in what YAML was read as.
-
-    Raises:
-        ConfigError: when it is no mapping, or an argument is unknown or invalid.
-    """
     if raw is None:
         return {}
     if not isinstance(raw, Mapping):
@@ -88,10 +83,10 @@ def _checked_arguments(raw: Any, where: str) -> dict[str, Any]:
 
 
 def _check_no_program(raw: Mapping[Any, Any], where: str) -> None:
-    """Refuse a file of LightningCLI, which configures a program and this callback somewhere in it.
+    """Refuse a LightningCLI file, which configures a whole program, and arguments nested under another name.
 
     Raises:
-        ConfigError: with what to do with such a file, or with arguments below another name.
+        ConfigError: with what to do with the file.
     """
     if not {"trainer", "model", "data", "fit", "callbacks", "class_path", "init_args"}.intersection(raw):
         for name, value in raw.items():
@@ -108,9 +103,8 @@ def _check_no_program(raw: Mapping[Any, Any], where: str) -> None:
     )
 
 
-def _read_text(file: Path) -> str:
-    """What a file of arguments says; neither a pipe, which may wait forever, nor a large file can be one."""
-    if file.exists() and not file.is_file() and not file.is_dir():  # opening a folder says what it is
+def _read_small_file(file: Path) -> str:
+    if file.exists() and not file.is_file() and not file.is_dir():  # opening a directory gives a better error
         raise ConfigError(f"{file}: expected a YAML file, got a device, pipe or socket. Check the path.")
     with file.open("rb") as opened:
         data = opened.read(_MAX_BYTES + 1)
@@ -123,7 +117,7 @@ def _read_text(file: Path) -> str:
 
 
 def _parse_yaml(text: str, where: str) -> Any:
-    """The values in a YAML text, once it is known that they are few: an alias may stand for millions."""
+    """Parse YAML after checking that it's small, as aliases can expand to millions of values."""
     document = yaml.compose(text, Loader=yaml.SafeLoader)
     if document is not None and _num_values(document, {}) > _MAX_VALUES:
         raise ConfigError(
@@ -135,13 +129,13 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def _num_values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-    """Values in a node, those that are meant by aliases counted each time.
+    """Count the values in a node, with each alias expanded.
 
     Args:
-        known: the number of those that were seen, to which it is added.
+        known: counts of visited nodes, extended here.
     """
     if node not in known:
-        known[node] = math.inf  # of what holds itself
+        known[node] = math.inf  # for a node that contains itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else ()
         pairs = isinstance(node, yaml.MappingNode)
         known[node] = 1 + sum(
@@ -151,7 +145,7 @@ def _num_values(node: yaml.Node, known: dict[yaml.Node, float]) -> float:
 
 
 def _number(value: Any) -> Any:
-    """YAML takes 989.4e12 for text, as its exponent has no sign."""
+    """Convert text such as 989.4e12, which YAML doesn't read as a number without an exponent sign."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -159,10 +153,10 @@ def _number(value: Any) -> Any:
 
 
 def arguments_in_environment() -> dict[str, Any] | None:
-    """The arguments that the environment asks for a callback with; ``None`` where it asks for none.
+    """Return the callback arguments in the environment; ``None`` if it requests no callback.
 
-    ``LIGHTNING_MODELPROF`` is a word that says yes or no, arguments such as ``active=10,dirpath=out``, or the
-    path of a YAML file.
+    ``LIGHTNING_MODELPROF`` is a yes or no, arguments such as ``active=10,dirpath=out``, or the path of a YAML
+    file.
 
     Raises:
         ConfigError: when it is none of these, or an argument is invalid.
@@ -188,16 +182,16 @@ def _asked_for(value: str) -> dict[str, Any] | None:
 
 
 def parse_asked_for(value: str, where: str) -> dict[str, Any]:
-    """The arguments in a text such as ``active=10,report.terminal=full``, checked.
+    """Parse and check arguments in a text such as ``active=10,report.terminal=full``.
 
     Args:
-        value: names with values in YAML's notation, between commas.
-        where: what a message begins with.
+        value: comma-separated names with values in YAML's notation.
+        where: start of a message.
 
     Raises:
-        ConfigError: when they are invalid.
+        ConfigError: when they're invalid.
     """
-    # Between arguments stand commas, as within lists: a new argument begins with a name and an equals sign.
+    # Commas also separate list items, so an argument starts with a name and an equals sign.
     pairs = [part.split("=", 1) for part in re.split(r",\s*(?=[\w.]+\s*=)", value)]
     try:
         text = "\n".join(f"{name.strip()}: {given}" for name, given in pairs)
@@ -210,7 +204,7 @@ def parse_asked_for(value: str, where: str) -> dict[str, Any]:
 
 
 def _nested(values: Any) -> Any:
-    """Values of groups, as ``report.terminal``, in mappings of their groups."""
+    """Move group values such as ``report.terminal`` into mappings of their groups."""
     if not isinstance(values, Mapping):
         return values
     nested: dict[Any, Any] = {}
@@ -225,10 +219,10 @@ def _nested(values: Any) -> Any:
 
 
 def is_switched_off() -> bool:
-    """Whether the environment says that nothing is to be measured.
+    """Whether the environment switches measuring off.
 
     Raises:
-        ConfigError: as of :func:`arguments_in_environment`.
+        ConfigError: like :func:`arguments_in_environment`.
     """
     value = os.environ.get(SWITCH, "").strip()
     return bool(value) and _says_no(value)
@@ -236,20 +230,20 @@ def is_switched_off() -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _says_no(value: str) -> bool:
-    """Asked before every loop, while a file that the variable names is read once."""
+    """Cached, so that a file named by the variable isn't read before every loop."""
     return _asked_for(value) is None
 
 
 def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
     """Make an ``__init__`` refuse an unknown argument with a ConfigError that names the nearest one.
 
-    Lists and dicts of OmegaConf, which Hydra hands over, become Python's own.
+    OmegaConf lists and dicts, which Hydra passes, become Python's own.
     """
     known = set(inspect.signature(init).parameters)
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if len(args) > 1:  # the first is the callback itself
+        if len(args) > 1:  # the first is self
             raise ConfigError(
                 f"{WHERE}(...): expected keyword arguments, such as active=10, got the positional argument"
                 f" {quoted(args[1])}."
@@ -263,7 +257,7 @@ def explain_unknown_arguments(init: Callable[P, R]) -> Callable[P, R]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's own lists and dicts in the place of OmegaConf's."""
+    """Convert OmegaConf's lists and dicts to Python's own."""
     omegaconf = sys.modules.get("omegaconf")
     if omegaconf is None or not omegaconf.OmegaConf.is_config(value):
         return value
@@ -271,7 +265,7 @@ def _plain(value: Any) -> Any:
 
 
 def _check_given_once(document: yaml.Node | None, where: str) -> None:
-    """Refuse duplicate keys, of which YAML silently takes the last, at any depth."""
+    """Refuse duplicate keys at any depth; YAML silently takes the last one."""
     if isinstance(document, yaml.SequenceNode):
         for item in document.value:
             _check_given_once(item, where)

@@ -1,1 +1,1 @@
-"""One loop that is measured: its session, windows, inspection and outputs."""
+"""Measure one loop: its session, windows, inspection and outputs."""

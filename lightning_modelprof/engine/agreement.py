@@ -1,4 +1,4 @@
-"""At which step something starts on all ranks at once, and what says so in a report of a loop without it."""
+"""Start something at the same step on all ranks, and explain in the report if it didn't."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _MISSED: Final = "this rank learned too late at which step the other ranks did i
 
 
 _LEAST_GAP: Final = 8
-"""Steps between two looks at what the first rank has announced, and between its word and the deed."""
+"""Steps between checks for an announcement, and from an announcement to its step."""
 
 
 _GAP_SHARE: Final = 4
-"""Such a gap is a quarter of the steps so far, so a million steps need fewer than 60 looks."""
+"""Such a gap is a quarter of the steps so far, so a million steps need fewer than 60 checks."""
 
 
 class Unasked(NamedTuple):
-    """Something that is done where nobody has asked for it, if there is time.
+    """Work that is done without a request, if there's time.
 
     Attributes:
-        key: by which it is announced.
+        key: identifies its announcement.
         name: in a report.
-        ask: the argument that asks for it by name.
+        ask: argument that requests it explicitly.
     """
 
     key: str
@@ -50,29 +50,29 @@ TIMES: Final = Unasked("times", "timing modules", "flops=True")
 
 
 class Announcements(Protocol):
-    """How the first rank tells the others at which step something starts.
+    """Channel for the first rank to announce at which step something starts.
 
     Attributes:
-        is_first: whether this is the rank that decides.
+        is_first: whether this rank decides.
     """
 
     is_first: bool
 
     def announce(self, what: str, step: int) -> None:
-        """Tell the other ranks; doesn't wait."""
+        """Announce a step to the other ranks; doesn't wait."""
 
     def announced(self, what: str) -> int | None:
-        """The step that was announced, ``None`` so far; doesn't wait."""
+        """Return the announced step, ``None`` so far; doesn't wait."""
 
 
 class RankAgreement:
-    """What the ranks of a loop agree on without waiting for each other.
+    """Agreement between a loop's ranks that doesn't make them wait for each other.
 
-    The first rank decides, and says so some steps ahead. The others look whether it has. A rank that looks
-    too late goes without.
+    The first rank decides and announces its decision some steps ahead. The others check for it. A rank that
+    checks too late skips the work.
 
     Args:
-        announcements: ``None`` where the ranks cannot talk.
+        announcements: ``None`` if the ranks can't communicate.
     """
 
     def __init__(self, loop: Loop, budget: Budget, announcements: Announcements | None) -> None:
@@ -81,10 +81,10 @@ class RankAgreement:
         self._announcements = announcements
 
     def steps_to_wait(self, what: Unasked, step: int, wait: int, cost_ns: float) -> tuple[int, str]:
-        """In how many steps something starts, on all ranks at once, or is looked at again; and why not now.
+        """Return the steps until all ranks start something or check again, and why not now.
 
         Args:
-            wait: after how many steps this rank has time for it.
+            wait: steps until this rank has time for it.
         """
         if self._loop.world_size == 1:
             return wait, self.why_late(what)
@@ -112,5 +112,5 @@ class RankAgreement:
 
 
 def steps_unseen(step: int) -> int:
-    """In how many steps to look again whether no other profiler records; 0 if none does."""
+    """Return the steps until the next check for other profilers; 0 if none records."""
     return max(1, step // RETRY_SHARE) if is_profiling_anywhere() else 0

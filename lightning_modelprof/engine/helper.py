@@ -1,13 +1,13 @@
-"""Who does the work on traces: a process of its own, a thread where there can be none, or we ourselves.
+"""Work on traces in another process, or else in a thread or the training thread.
 
-The training thread hands a task over and looks for answers between steps; it waits for nothing until its
-loop is over. The process is started once for a loop, has a low priority and no torch, and ends with the
-program that started it: when that dies it finishes what it has begun. What it did not come to lies there as
-torch wrote it, and ``lightning-modelprof report`` reads that.
+The training thread submits tasks and checks for answers between steps; it never waits before its loop is
+over. The process starts once per loop, has a low priority and no torch, and ends with the program that
+started it: if that dies, it finishes its current work. Unprocessed traces stay as torch wrote them, and
+``lightning-modelprof report`` reads those.
 
-When the loop is over, a person waits. A process that then lacks a CPU (nothing but root may raise its
-priority) or does nothing is ended, and the training thread does the rest. What the process found out until
-then lies in a file that both have open.
+When the loop is over, a person is waiting. A process that then lacks a CPU (only root may raise its priority)
+or doesn't respond is ended, and the training thread does the rest. The process's results so far are in a file
+that both have open.
 """
 
 from __future__ import annotations
@@ -42,50 +42,49 @@ from lightning_modelprof.processes import OWN_PROCESSES, OwnFile, start_module
 from lightning_modelprof.threads import start_thread
 
 _LENGTH: Final = 8
-"""Bytes that say how many follow."""
+"""Bytes of the length before each message."""
 
 _FEW: Final = 2**12
 _MANY: Final = 2**20
 _NICENESS: Final = 15
-"""Beside a training that uses every CPU it has 3 to 4 % of one, and a few seconds where others use them."""
+"""Leaves it 3 to 4% of a CPU next to a training that uses all of them, and a few seconds next to others."""
 
 _LOOK_S: Final = 1.0
-"""How often the process looks whether the training still runs, where nobody tells it."""
+"""How often the process checks that the training still runs, unless it's notified."""
 
 _POLL_S: Final = 0.005
 _PACE_S: Final = 0.5
-"""For so long the process is watched before the training thread takes over."""
+"""How long the process is watched before the training thread takes over."""
 
 _LEAST_PACE: Final = 0.5
-"""Share of a CPU: one that gets less while it wants more is slower than the training thread would be."""
+"""Share of a CPU; a process that gets less than it wants is slower than the training thread would be."""
 
 STALLED_S: Final = 5.0
-"""One that gets less for so long, whatever it waits for, does not respond."""
+"""A process that gets less for this long, whatever it waits for, doesn't respond."""
 
 INTERRUPTED: Final = "was interrupted"
 _GONE_S: Final = 2.0
 _NO_SIGNAL: Final = getattr(socket, "MSG_NOSIGNAL", 0)
-"""A program may have set SIGPIPE so that writing to a process that is gone would end it."""
+"""Prevents SIGPIPE, which would end a program that enabled it when the process is gone."""
 
 
 class Helper:
-    """Does tasks at once, in the thread that hands them over; others do it elsewhere.
+    """Does tasks immediately, in the calling thread; subclasses do them elsewhere.
 
     Attributes:
-        cpu_ns: CPU time that was taken elsewhere; ``None`` where that is unknown, or nothing was.
+        cpu_ns: CPU time used elsewhere; ``None`` if unknown or unused.
         problem: why no more answers come; ``""`` while they do.
     """
 
     def __init__(self, setting: Setting) -> None:
         self._work = TraceWork(setting)
-        self._open: deque[Task] = deque()  # without an answer that was heard
+        self._open: deque[Task] = deque()  # without a received answer
         self._answers: deque[Answer] = deque()
         self.cpu_ns: int | None = None
         self.problem = ""
 
     @property
     def num_open(self) -> int:
-        """Tasks without an answer that was heard."""
         return len(self._open)
 
     def send(self, task: Task) -> None:
@@ -93,7 +92,6 @@ class Helper:
         self._do_next()
 
     def _do_next(self) -> None:
-        """Do the oldest task in this thread."""
         task, *others = list(self._open)[len(self._answers) :]
         try:
             answer = self._work.do(task, _num_windows(others))
@@ -104,7 +102,7 @@ class Helper:
         self._work.forget(task)
 
     def answers(self) -> list[Answer]:
-        """Those that have come since; waits for nothing."""
+        """Return the answers since the last call; doesn't wait."""
         answers: list[Answer] = []
         while self._answers and not self.problem:
             answers.append(self._answers.popleft())
@@ -112,29 +110,29 @@ class Helper:
         return answers
 
     def look(self) -> None:
-        """Wait a little for an answer."""
+        """Wait briefly for an answer."""
         time.sleep(_POLL_S)
 
     def give_up(self, problem: str) -> None:
-        """Expect nothing more of it.
+        """Expect no more answers.
 
         Args:
-            problem: what is wrong, after the name of who does the work.
+            problem: what happened, as a predicate such as ``was interrupted``.
         """
         self.problem = self.problem or problem
         self._open.clear()
         self._answers.clear()
 
     def facts(self) -> Mapping[int, TraceFacts]:
-        """What the newest traces say, by the number of their window; to be called when the loop is over."""
+        """Return the newest traces' facts by window index; to be called when the loop is over."""
         return self._work.facts
 
     def close(self) -> None:
-        """Nothing more will be asked; what is not done yet is not done."""
+        """Stop without finishing open tasks."""
 
 
 class ThreadHelper(Helper):
-    """Does tasks in a thread, whose work the training thread feels."""
+    """Does tasks in a thread, which slows the training thread down."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -161,7 +159,7 @@ class ProcessHelper(Helper):
     """Does tasks in a process.
 
     Raises:
-        OSError: when none can be started.
+        OSError: when it can't start.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -178,7 +176,7 @@ class ProcessHelper(Helper):
                 self._line = OwnFile(ours.detach())
                 undo.callback(self._line.close)
                 os.set_blocking(self._line.number, False)
-                # A pipe would be full before it is read. These have no name, so nothing can stay behind.
+                # A pipe would fill up before it's read. Unnamed files can't be left behind.
                 self._answer_file = OwnFile.without_name()
                 undo.callback(self._answer_file.close)
                 self._facts = OwnFile.without_name()
@@ -187,12 +185,12 @@ class ProcessHelper(Helper):
                 self._process = start_module(
                     __name__, *map(str, (os.getpid(), *numbers)), stdin=theirs, pass_fds=numbers
                 )
-            with contextlib.suppress(OSError):  # at once: most of its work is to import what it needs
+            with contextlib.suppress(OSError):  # immediately, as most of its work is importing modules
                 os.setpriority(os.PRIO_PROCESS, self._process.pid, _NICENESS)
             undo.pop_all()
         files = self._line, self._answer_file, self._facts
         self._end = weakref.finalize(self, _end, files, self._process, os.getpid())
-        self._end.atexit = False  # it sees by itself that the program is over
+        self._end.atexit = False  # the process notices the program's end itself
         self._write(setting)
 
     def send(self, task: Task) -> None:
@@ -203,12 +201,12 @@ class ProcessHelper(Helper):
         if not self._is_over:
             self._push()
             try:
-                has_ended = not os.read(self._line.number, _FEW)  # a byte for each answer
+                has_ended = not os.read(self._line.number, _FEW)  # one byte per answer
             except BlockingIOError:
                 return []
             except OSError:
                 has_ended = True
-            self._read_all()
+            self._read_complete_answers()
             if has_ended and len(self._open) > len(self._answers):
                 answers = super().answers()
                 self.give_up(self._why_ended())
@@ -228,22 +226,22 @@ class ProcessHelper(Helper):
         self._end()
 
     def look(self) -> None:
-        """Wait for an answer; do a task in this thread, if the process lacks a CPU or does nothing."""
+        """Wait for an answer; take over from a process that lacks a CPU or doesn't respond."""
         if self._is_over:
             self._do_next()
             return
         if self._pace is None:
             self._is_slow()
         try:
-            poll = select.poll()  # which takes any number of open files
+            poll = select.poll()  # unlike select, works with any number of open files
             poll.register(self._line.number, select.POLLIN | (select.POLLOUT if self._unsent else 0))
-        except OSError:  # the next look for answers tells
+        except OSError:  # answers() reports it next time
             return
         if not poll.poll(_PACE_S * 1e3) and self._is_slow():
             self._take_over()
 
     def _is_slow(self) -> bool:
-        """Whether it has got less of a CPU than the training thread would, since this was last asked."""
+        """Whether it got less CPU since the last call than the training thread would have."""
         now, found = time.monotonic(), read_pace(self._process.pid)
         before, used_s = self._pace, 0.0 if found is None else found.used_s
         self._pace = now, used_s
@@ -253,7 +251,7 @@ class ProcessHelper(Helper):
         return now >= self._stalled_at or (found is not None and found.wants_cpu)
 
     def _take_over(self) -> None:
-        """From now on windows are analyzed in this thread; a report of the loop is made at its end anyway."""
+        """Analyze windows in this thread from now on; the loop's final report is made here anyway."""
         if self._pace is not None and self._pace[1]:
             self.cpu_ns = round(self._pace[1] * 1e9)
         self._end_process()
@@ -264,23 +262,23 @@ class ProcessHelper(Helper):
         )
 
     def _end_process(self) -> None:
-        """End it, and keep what it has found out."""
+        """End it, but keep its results."""
         if self._is_over:
             return
         self._is_over = True
-        self._process.kill()  # on a busy machine it needs a while to go: the report is made meanwhile
-        self._read_all()
+        self._process.kill()  # it may take a while to exit on a busy machine, so don't wait
+        self._read_complete_answers()
         begin, end = self._facts_at
-        with contextlib.suppress(Exception):  # the program has closed the file
+        with contextlib.suppress(Exception):  # the program closed the file
             raw = os.pread(self._facts.number, end - begin, begin)
-            self._work.facts.update(pickle.loads(raw) if raw else {})  # of our own process
+            self._work.facts.update(pickle.loads(raw) if raw else {})  # from our own process
         for task in list(self._open)[len(self._answers) : len(self._answers) + 1]:
             self._work.clean_up(task)
 
     def _why_ended(self) -> str:
         try:
             code = self._line.number and self._process.wait(_GONE_S)
-        except Exception:  # the program has closed the connection; TimeoutExpired: it has done so itself
+        except Exception:  # the program closed the connection; TimeoutExpired: the process did
             return "lost its connection"
         return f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
 
@@ -290,17 +288,15 @@ class ProcessHelper(Helper):
         self._push()
 
     def _push(self) -> None:
-        """Send what there is room for."""
         try:
             while self._unsent:
                 del self._unsent[: _send(self._line.number, self._unsent)]
         except BlockingIOError:
             pass
-        except OSError:  # it has ended, which the next look for answers tells
+        except OSError:  # it has ended, which answers() reports next time
             self._unsent.clear()
 
-    def _read_all(self) -> None:
-        """Take the answers that are there as a whole."""
+    def _read_complete_answers(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 number, begin = self._answer_file.number, self._num_read + _LENGTH
@@ -309,12 +305,12 @@ class ProcessHelper(Helper):
                 if not raw or len(raw) < length:
                     return
                 self._num_read = begin + length
-                answer, self.cpu_ns, self._facts_at = pickle.loads(raw)  # of our own process
+                answer, self.cpu_ns, self._facts_at = pickle.loads(raw)  # from our own process
                 self._answers.append(answer)
 
 
 def _send(number: int, data: bytearray) -> int:
-    """Send through a socket that is open, without waiting; returns how many bytes."""
+    """Send through an open socket without blocking; return the number of bytes sent."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, fileno=number)
     try:
         line.setblocking(False)
@@ -324,14 +320,14 @@ def _send(number: int, data: bytearray) -> int:
 
 
 def _kill(process: Any) -> None:
-    """End a process, and wait until it is gone; one that waits for a disk may stay for longer."""
+    """Kill a process and wait for its end, but not long, as it may be waiting for a disk."""
     process.kill()
     with contextlib.suppress(Exception):  # TimeoutExpired
         process.wait(_GONE_S)
 
 
 def _end(files: Iterable[OwnFile], process: Any, owner: int) -> None:
-    """End the process, which has nothing to do any more; in a forked child it is the parent's."""
+    """End an idle process; in a forked child it belongs to the parent."""
     for file in files:
         file.close()
     if os.getpid() == owner:
@@ -340,7 +336,7 @@ def _end(files: Iterable[OwnFile], process: Any, owner: int) -> None:
 
 
 def make_helper(setting: Setting) -> Helper:
-    """A process, else a thread, else ourselves."""
+    """Make the best helper that works: a process, a thread, or the calling thread."""
     if hasattr(os, "pread"):
         with contextlib.suppress(OSError, RuntimeError, ValueError):  # the program may be ending
             return ProcessHelper(setting)
@@ -349,11 +345,11 @@ def make_helper(setting: Setting) -> Helper:
     return Helper(setting)
 
 
-class _Desk:
-    """Where the process has its tasks from.
+class _Inbox:
+    """Receives the process's tasks.
 
     Args:
-        parent: number of the process that trains.
+        parent: ID of the training process.
     """
 
     def __init__(self, parent: int) -> None:
@@ -363,24 +359,20 @@ class _Desk:
         self.is_left = False
 
     def look(self, wait_s: float) -> None:
-        """Take what has come.
-
-        Args:
-            wait_s: for so long, if nothing has.
-        """
+        """Receive new tasks, waiting at most ``wait_s`` for the first one."""
         while not self.is_left and select.select([0], [], [], wait_s)[0]:
             more = os.read(0, _MANY)
             self.is_left, wait_s = not more, 0
             self._unread += more
-        # Its other children may hold the other end open.
+        # Its other children may keep the connection open.
         self.is_left = self.is_left or os.getppid() != self._parent
         while len(self._unread) >= (end := _LENGTH + int.from_bytes(self._unread[:_LENGTH], "big")):
-            self.came.append(pickle.loads(self._unread[_LENGTH:end]))  # of who started us
+            self.came.append(pickle.loads(self._unread[_LENGTH:end]))  # from our parent
             del self._unread[:end]
 
 
 class _KeptFacts:
-    """A file in which the facts of the newest windows lie, beside those of one window less."""
+    """File with the facts of the newest windows, next to the version before."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -388,27 +380,27 @@ class _KeptFacts:
         self._place = 0, 0
 
     def keep(self, facts: Mapping[int, TraceFacts]) -> tuple[int, int]:
-        """Write facts that were not written yet, and nothing over the newest ones; returns where they are."""
+        """Write new facts without overwriting the newest ones; return their start and end."""
         if self._known != list(facts):
             raw = pickle.dumps(facts, pickle.HIGHEST_PROTOCOL)
             begin = 0 if len(raw) <= self._place[0] else self._place[1]
-            with contextlib.suppress(OSError):  # no room: the report says which are lost
+            with contextlib.suppress(OSError):  # no space; the report lists the lost ones
                 if os.pwrite(self._number, raw, begin) == len(raw):
                     self._place, self._known = (begin, begin + len(raw)), list(facts)
         return self._place
 
 
 def main() -> None:
-    desk, answers = _Desk(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "wb")
+    inbox, answers = _Inbox(int(sys.argv[1])), os.fdopen(int(sys.argv[2]), "wb")
     kept = _KeptFacts(int(sys.argv[3]))
-    while not desk.came and not desk.is_left:
-        desk.look(_LOOK_S)
-    setting: Any = desk.came.popleft() if desk.came else None
+    while not inbox.came and not inbox.is_left:
+        inbox.look(_LOOK_S)
+    setting: Any = inbox.came.popleft() if inbox.came else None
     work = None if setting is None else TraceWork(setting)
-    while work is not None and (desk.came or not desk.is_left):
-        desk.look(0 if desk.came else _LOOK_S)
-        tasks: Any = desk.came
-        if desk.is_left:
+    while work is not None and (inbox.came or not inbox.is_left):
+        inbox.look(0 if inbox.came else _LOOK_S)
+        tasks: Any = inbox.came
+        if inbox.is_left:
             _leave_the_rest(tasks)
         if tasks:
             task = tasks.popleft()
@@ -418,9 +410,9 @@ def main() -> None:
             answers.write(len(raw).to_bytes(_LENGTH, "big") + raw)
             answers.flush()
             work.forget(task)
-            with contextlib.suppress(OSError):  # nobody is there any more
+            with contextlib.suppress(OSError):  # the training is gone
                 os.write(0, b"!")
-    os._exit(0)  # nothing is open that would have to be closed
+    os._exit(0)  # nothing open needs to be closed
 
 
 def _num_windows(tasks: Iterable[Task]) -> int:
@@ -428,7 +420,7 @@ def _num_windows(tasks: Iterable[Task]) -> int:
 
 
 def _answer_to(task: Task, work: TraceWork, num_newer: int) -> Answer:
-    """The answer; one that is empty where no report could be made, as whoever trains makes one then."""
+    """Answer a task; if that fails, return an empty answer, so that the training makes the report."""
     try:
         return work.do(task, num_newer)
     except Exception:
@@ -436,7 +428,7 @@ def _answer_to(task: Task, work: TraceWork, num_newer: int) -> Answer:
 
 
 def _leave_the_rest(tasks: deque[Task]) -> None:
-    """The training is gone: one more window and the newest report are all that is still done."""
+    """Keep only one more window and the newest report, as the training is gone."""
     windows = [one for one in tasks if isinstance(one, TraceTask)]
     reports = [one for one in tasks if isinstance(one, ReportTask)]
     tasks.clear()

@@ -1,7 +1,7 @@
-"""The inspection of a few steps: one is counted, and some for their size; in some the modules are timed.
+"""Inspect a few steps: count one, count some for their batch size, and time modules in some.
 
-Nothing is installed on any other step. The step that is counted computes what it would compute anyway;
-a compiled model is not run eagerly for it, but counted on a copy without data afterwards.
+No other step is instrumented. The counted step computes what it would anyway; a compiled model isn't run
+eagerly for it, but counted afterwards on a copy without data.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Inspection:
     """Finds out what a step costs.
 
     Args:
-        steps: those that are inspected.
+        steps: steps to inspect.
         ledger: knows the running batch's size and samples.
-        options: of the user: formulas, peaks, and whether fvcore counts too.
+        options: the user's formulas and peaks, and whether fvcore counts too.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Inspection:
         self._samples: int | None = None
         self._sizes = ledger.sizes
         self._size_plan = SizePlan(ledger.sizes, lambda: tuple(map(is_trained, parameters_of(self._module))))
-        self._size: int | None = None  # of the running step, if that is counted for it
+        self._size: int | None = None  # of the running step, if it's counted for that
         self._counter: FlopCounter | None = None
         self._is_counting = False
         self._timer: ModuleTimer | None = None
@@ -103,13 +103,13 @@ class Inspection:
         self._batch_sites: BatchSites | None = None
         self._waste: WasteWatch | None = None
         self._frozen: FrozenWatch | None = None
-        self._varying: VaryingWatch | None = None  # of the counted step, when that is over
+        self._varying: VaryingWatch | None = None  # of the counted step, once it's over
         self.followed = FollowedStep(loop, steps.counted, is_wanted=follows_memory)
-        self._timed: list[int] = []  # steps
+        self._timed: list[int] = []  # step numbers
         self._timed_sizes: dict[Shapes, None] = {}
-        self._begin_note = ""  # why timing could not begin
-        self._copy_reason = ""  # why a copy is counted and not the step itself
-        self._instead = ""  # what to do where a copy cannot be counted
+        self._begin_note = ""  # why timing couldn't start
+        self._copy_reason = ""  # why a copy is counted instead of the step itself
+        self._instead = ""  # advice if a copy can't be counted
         self.cost = ModelCost(
             count_note=(
                 f"profiler windows cover every {loop.kind.step} (set wait=10 to leave some out)"
@@ -124,11 +124,11 @@ class Inspection:
         )
 
     def postpone(self, by: int, why: str, *, schedule: Schedule | None, accumulate: int) -> None:
-        """Other steps are inspected in place of those that are left, if the loop lasts.
+        """Postpone the remaining inspections, if the loop lasts.
 
         Args:
-            by: at least so many steps later; the rest as of ``InspectedSteps``.
-            why: a clause that says so, for the report of a loop that does not last.
+            by: least number of steps; for the rest see ``InspectedSteps``.
+            why: reason as a clause, for the report of a loop that ends before.
         """
         has_begun = not self.steps.may_wait
         self.steps.postpone(by, schedule=schedule, accumulate=accumulate)
@@ -138,23 +138,23 @@ class Inspection:
             self.cost = replace(self.cost, count_note=why, times_note=why, size_note=why, sites_note=why)
 
     def leave_rest(self, why: str) -> None:
-        """No further step is inspected; to be called when one was.
+        """Inspect no more steps; to be called after at least one.
 
         Args:
-            why: a clause that says so.
+            why: reason as a clause.
         """
         self.steps.leave_rest()
         self._note_left(why)
 
     def _note_left(self, why: str) -> None:
-        """Modules are timed later if at all: what else is taken after that is taken now."""
+        """Note why modules aren't timed yet, and take now what would be taken after that."""
         self.cost = replace(self.cost, times_note=why)
         if self.cost.size is None:
             with _disable_current_modes():
                 self._take_rest()
 
     def begin_step(self, step: int) -> bool:
-        """A step begins: whether it is inspected."""
+        """Start a step; return whether it's inspected."""
         if not self.steps.begin_step(step):
             return False
         self._step = step
@@ -164,18 +164,17 @@ class Inspection:
 
     @property
     def again_at(self) -> int:
-        """The next step from which on a size that was counted is counted again."""
+        """First step at which a counted size is counted again."""
         return self._size_plan.again_at
 
     def wants_size(self, step: int, size: int) -> bool:
         return self._size_plan.wants(step, size)
 
     def begin_size(self, step: int, size: int) -> None:
-        """The running step, which is not inspected yet, has a batch of a size that is to be counted."""
+        """Count the running step, which isn't inspected yet, for its batch size."""
         self._step, self._size = step, size
 
     def _begin_watch(self) -> None:
-        """The counted step begins: watch its lines, unless it is a copy that will be counted."""
         self._copy_reason = self._why_a_copy()
         if not self._copy_reason:
             self._watch = SiteWatch((type(self._module),), loop_codes(), self._module)
@@ -185,11 +184,11 @@ class Inspection:
                 self._frozen, _ = _attempt(lambda: FrozenWatch(self._module))
 
     def _watch_batch_sites(self, phase: str | None) -> None:
-        """Watch what no counter sees, before and after the batch; ``None`` ends that."""
+        """Watch what no counter sees before and after the batch; ``None`` ends that."""
         around, self._batch_sites = self._batch_sites, None
         if around is not None:
             around.__exit__(None, None, None)
-        # A mode of the user's that ends there would take ours for itself.
+        # A user's mode that ends there would mistake ours for its own.
         if phase is not None and self._watch is not None and not modes_on():
             around = BatchSites(
                 self._watch, phase, lambda: self._loop.kind.is_fit and self._loop.is_validating
@@ -197,7 +196,7 @@ class Inspection:
             self._batch_sites = around.__enter__()
 
     def begin_batch(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """The inspected step has its batch, on the device; does nothing the second time."""
+        """Start the inspection with the batch on the device; does nothing the second time."""
         if self._step is None or self._is_counting or self._is_timing:
             return
         self._watch_batch_sites(None)
@@ -216,11 +215,10 @@ class Inspection:
             self._begin_note = note
 
     def _why_a_copy(self) -> str:
-        """Why the step itself is not to be counted; empty if it is."""
         compiled = find_compiled(self._module)
         if compiled is not None:
             reason = f"torch.compile wraps {compiled}"
-        elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it is
+        elif compiled_frames() != self._frames:  # a function that the model only calls, wherever it's defined
             reason = f"torch.compile compiled something while {self._loop.kind.subject} ran"
         else:
             return self._why_unwatched()
@@ -228,10 +226,10 @@ class Inspection:
         return reason
 
     def _why_unwatched(self) -> str:
-        """Why no operator of the step is to be watched; empty if each may be.
+        """Why the step's operators can't be watched; ``""`` if they can.
 
-        Where one is, what an operator gives is a Python object already, and ``Tensor.__new__(cls, tensor)``
-        refuses to make one of another class of it.
+        While they're watched, an operator's result is already a Python object, and
+        ``Tensor.__new__(cls, tensor)`` refuses to make an instance of another class from it.
         """
         kind = self._sizes.odd_class or own_tensors(type(self._module))
         if kind is None:
@@ -252,7 +250,6 @@ class Inspection:
             self._counter, self._is_counting = counter, True
 
     def _watches(self, batch: Any) -> tuple[Callable[..., None] | None, ...]:
-        """What sees the operators of the counted step beside the counter."""
         self._waste = WasteWatch(
             self._module,
             follows_gradients=self._loop.world_size == 1,
@@ -272,7 +269,6 @@ class Inspection:
             self._timed_sizes[shapes_of(batch)] = None
 
     def _step_arguments(self, *available: Any) -> tuple[Any, ...]:
-        """Batch, batch index and dataloader index, as far as the step's method takes them."""
         method = getattr(self._module, self._loop.kind.step_hook, None)
         if method is None:  # a plain loop
             return available[:1]
@@ -283,7 +279,7 @@ class Inspection:
         return available[: sum(parameter.kind in positional for parameter in parameters)]
 
     def before_backward(self, loss: torch.Tensor | None) -> None:
-        """The inspected step has its loss; ``None`` if it is not told, and modules get no backward time."""
+        """Prepare for the backward pass; without the loss, modules get no backward time."""
         if self._is_counting and self._counter is not None:
             self._counter.before_backward()
             if self._waste is not None:
@@ -292,8 +288,8 @@ class Inspection:
             self._timer.on_before_backward(loss)
 
     def end_batch(self, *, failed: bool = False) -> None:
-        """The inspected step has done its work, or failed: take out what was put in."""
-        # What was put in is forgotten when it is out, so that close() tries again if something fails here.
+        """Remove what the inspection installed, after the step's work or its failure."""
+        # Each part is forgotten only once removed, so that close() tries again if something fails here.
         if self._waste is not None:
             self._waste.end()
         if self._is_counting and self._counter is not None:
@@ -309,21 +305,21 @@ class Inspection:
         self._stack.restore()
 
     def end_step(self) -> None:
-        """The inspected step is over: what takes long is done here, outside of it."""
+        """Finish the inspected step; slow work is done here, outside the step."""
         step, self._step = self._step, None
         size, self._size = self._size, None
         self.end_batch()
         self._end_watch(step)
         if step is None:
             return
-        with _disable_current_modes():  # a mode of the user's around the fit is not to see what is ours
+        with _disable_current_modes():  # a user's mode around the fit must not see our work
             if size is not None or step == self.steps.counted:
                 self._take_count(step, size)
             if self.steps.is_done and (size is None or step == self.steps.counted):
                 self._take_rest()
 
     def close(self) -> None:
-        """The loop ended, perhaps with an exception: nothing of ours stays on the model."""
+        """Leave nothing of ours on the model after the loop, even if an exception ended it."""
         self.steps.leave_rest()
         self._step = self._size = self._arguments = None
         self.end_batch(failed=True)
@@ -331,7 +327,7 @@ class Inspection:
         self._take_frozen()
 
     def _take_frozen(self) -> None:
-        """Which frozen modules changed since the counted step began: some are updated every so many steps."""
+        """Find frozen modules that changed since the counted step; some are updated only now and then."""
         frozen, varying, waste = self._frozen, self._varying, self.cost.waste
         self._frozen = self._varying = None
         if frozen is not None and varying is not None and waste is not None:
@@ -340,7 +336,6 @@ class Inspection:
             self.cost = replace(self.cost, waste=replace(waste, frozen=found or ()))
 
     def _end_watch(self, step: int | None) -> None:
-        """The step is over: nothing watches any more; its lines are taken."""
         self._watch_batch_sites(None)
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -359,7 +354,6 @@ class Inspection:
             self.cost = replace(self.cost, sites_note=note)
 
     def _take_count(self, step: int, size: int | None) -> None:
-        """What the counter saw, or what it sees of a copy; and what fvcore says."""
         counter, arguments, waste = self._counter, self._arguments, self._waste
         self._counter = self._arguments = self._waste = None
         if arguments is None or size is None:
@@ -407,14 +401,14 @@ class Inspection:
         self.cost = replace(self.cost, peaks=peaks, peak_note=note)
 
     def _take_rest(self) -> None:
-        """Sizes and modules, when gradients and the optimizer's state are there; and the device's peaks."""
+        """Take sizes and modules once gradients and optimizer state exist, and the device's peaks."""
         self._take_peaks()
         size, size_note = _attempt(lambda: model_size(self._module, self._loop.optimizers))
         modules, _ = _attempt(lambda: module_records(self._module))
         self.cost = replace(self.cost, size=size, size_note=size_note, modules=modules or ())
 
     def collect(self) -> ModelCost:
-        """All that is known now; device times may come later than their steps."""
+        """Return all current results; device times may arrive after their steps."""
         timer = self._timer
         if timer is not None and not self._is_timing:
             numbers, sizes = tuple(self._timed), tuple(self._timed_sizes)
@@ -424,11 +418,11 @@ class Inspection:
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
-    """The result, or in its place the reason why there is none: a report goes on without it."""
+    """Return the result, or the reason why there's none; a report goes on without it."""
     try:
         return work(), ""
     except (Exception, SystemExit) as error:
-        # Whatever the user's model or a library does when we ask it, it isn't training's fault.
+        # Whatever the user's model or a library does here, training isn't to blame.
         if raised_by_signal(error):
             raise
         reason = str(error) if isinstance(error, ModelProfError) else describe_error(error)
@@ -436,10 +430,10 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, str]:
 
 
 class StepCopy(Record, frozen=True):
-    """What is needed to run a step on a copy.
+    """What's needed to run a step on a copy.
 
-    ``arguments`` are those of the step's method; ``instead`` is what to do where a copy cannot be counted, as
-    a sentence.
+    ``arguments`` are those of the step's method; ``instead`` is a sentence with advice if a copy can't be
+    counted.
     """
 
     loop: Loop
@@ -447,11 +441,11 @@ class StepCopy(Record, frozen=True):
     instead: str = ""
 
     def count(self, formulas: Mapping[Any, Formula] | None) -> FlopCounter:
-        """Count the step and its backward on tensors that hold no data.
+        """Count the step and its backward on tensors without data.
 
         Raises:
-            ModelProfError: when the module cannot be copied, needs values, communicates, or reaches what is
-                not copied.
+            ModelProfError: when the module can't be copied, needs values, communicates, or reaches outside
+                the copy.
         """
         if self.loop.kind.is_fit and not getattr(self.loop.module, "automatic_optimization", True):
             raise ModelProfError(f"a copy has no optimizers for manual optimization. {self.instead}".rstrip())

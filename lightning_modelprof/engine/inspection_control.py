@@ -1,4 +1,4 @@
-"""When steps are inspected: as planned but not before there is time, and where batches vary in size."""
+"""Decide when to inspect steps: as planned but not before there's time, and for new batch sizes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NOT_TO_COUNT: Final = int(StepTag.PROFILED | StepTag.PROFILER_WARMUP)
 
 
 class InspectionControl:
-    """Begins and ends the inspection of steps."""
+    """Starts and ends the inspection of steps."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class InspectionControl:
         self._began_ns = 0
 
     def begin_step(self, step: int) -> None:
-        """Close the inspection of the step that ended, and begin that of the step that begins."""
+        """End the inspection of the last step, and start that of the next one if it's due."""
         self._end_and_begin(step)
         sizes = self._steps.sizes
         if step == self.inspection.again_at and sizes is not None:
-            sizes.last = -1  # its size may be counted again, though it is that of the step before
+            sizes.last = -1  # count its size again, even if it's the same as the last step's
 
     def _end_and_begin(self, step: int) -> None:
         inspection, ledger, budget = self.inspection, self._steps.ledger, self._budget
@@ -55,9 +55,9 @@ class InspectionControl:
             begin_ns = budget.now()
             inspection.end_step()
             budget.end_inspection(begin_ns)
-            ledger.tags |= StepTag.INSPECTED  # what was done just now is in the step that begins
+            ledger.tags |= StepTag.INSPECTED  # the work just now is part of the step that starts
             self._steps.live.set_flops(inspection.cost)
-            # Meanwhile the workers went on, by no more batches than steps would have fitted in.
+            # Workers continued during it, at most by the number of steps that would have fit.
             self._steps.stand_still(step, ledger.clock() - self._began_ns)
         is_late = planned.next_step <= step and not self._config.asks_for_inspection
         if is_late and (self._is_postponed(step) if planned.may_wait else self._leaves_rest(step)):
@@ -66,14 +66,14 @@ class InspectionControl:
             self._begin_inspected_step(step)
 
     def next_due(self, step: int) -> list[int]:
-        """Steps at whose start there is something to do beside the plan's."""
+        """Steps at whose start something is due in addition to the plan."""
         upcoming = [step + 1] if self._steps.ledger.inspection is not None else []
         if self.inspection.again_at > step:
             upcoming.append(self.inspection.again_at)
         return upcoming
 
     def meet_size(self, step: int, size: int) -> None:
-        """The running step has a batch of another size than the one before: count it, if that tells more."""
+        """Count the running step if its batch has a new size and that's worthwhile."""
         ledger, inspection, sizes = self._steps.ledger, self.inspection, self._steps.sizes
         if sizes is None or not inspection.wants_size(step, size):
             return
@@ -83,7 +83,7 @@ class InspectionControl:
             or ledger.tags & _NOT_TO_COUNT
             or not self._may_count_size(step)
         ):
-            sizes.last = -1  # look again at the next batch
+            sizes.last = -1  # try again with the next batch
             return
         inspection.begin_size(step, size)
         self._begin_inspected_step(step)
@@ -99,7 +99,7 @@ class InspectionControl:
         self._budget.begin_inspected_step(step)
 
     def _is_postponed(self, step: int) -> bool:
-        """Whether the steps that are to be inspected come later, as nobody has asked for them."""
+        """Postpone inspections that weren't requested, if there's no time; return whether it did."""
         cost_ns = self._budget.expect(self._count_ns(step))
         wait = self._budget.steps_to_wait(step, cost_ns) or steps_unseen(step)
         wait, why = self._agreement.steps_to_wait(COUNT, step, wait, cost_ns)
@@ -108,9 +108,9 @@ class InspectionControl:
         return wait > 0
 
     def _leaves_rest(self, step: int) -> bool:
-        """Whether modules are timed later, or not at all, because inspecting steps was dearer than expected.
+        """Postpone or drop timing modules if inspecting was slower than expected; return whether it did.
 
-        A rank that timed its modules later than the others would keep them waiting once more.
+        A rank that timed its modules later than the others would make them wait again.
         """
         cost_ns = self._budget.expect(self._budget.inspected_ns)
         wait = self._budget.steps_to_wait(step, cost_ns) or steps_unseen(step)
@@ -128,7 +128,7 @@ class InspectionControl:
         self.inspection.postpone(steps, why, schedule=schedule, accumulate=accumulate)
 
     def _may_count_size(self, step: int) -> bool:
-        """Ranks count their sizes at steps of their own, and all wait for each."""
+        """Whether there's time; ranks count sizes at different steps, and all wait for each."""
         if self._config.asks_for_inspection:
             return True
         if is_profiling_anywhere():
@@ -138,7 +138,6 @@ class InspectionControl:
         return not self._budget.steps_to_wait(step, cost_ns)
 
     def _count_ns(self, step: int) -> float:
-        """What counting a step takes, about."""
         module = self._loop.module
         num_modules = sum(1 for _ in modules_of(module)) if module is not None else 0
         return self._budget.count_cost_ns(step, num_modules)
@@ -147,7 +146,7 @@ class InspectionControl:
 def make_inspection(
     config: ProfileConfig, loop: Loop, steps: StepTimes, clock: HostClock
 ) -> Inspection | None:
-    """The inspection of a loop that is about to begin; ``None`` if none is wanted."""
+    """Make the inspection of a loop about to start; ``None`` if it isn't wanted."""
     if not config.wants_flops or loop.module is None:
         return None
     planned = choose_inspected(

@@ -1,4 +1,4 @@
-"""What measures something of a loop beside its timing."""
+"""Base class of what measures a loop in addition to its timing."""
 
 from __future__ import annotations
 
@@ -7,31 +7,29 @@ from typing import Any
 
 
 class Instrument:
-    """Measures something of one loop; all that it needn't do stays as it is here.
+    """Measures something about a loop; subclasses override the methods they need.
 
-    It's made before the loop's dataloaders, and what it changed is undone by the loop's ``ExitStack``.
+    It's made before the loop's dataloaders, and the loop's ``ExitStack`` undoes its changes.
     """
 
     def begin(self) -> None:
-        """The loop begins."""
+        """Start with the loop."""
 
     def poll(self) -> None:
-        """Between two steps of the training thread."""
+        """Work between two steps, on the training thread."""
 
     def trace_metadata(self, begin_ns: int, end_ns: int) -> Mapping[str, Any]:  # noqa: ARG002
-        """What a window's trace is to say of a stretch of time, by key; called in a thread of its own."""
+        """Return metadata about a time range for a window's trace; called in another thread."""
         return {}
 
     def fields(self) -> Mapping[str, Any]:
-        """What was measured so far: fields of the ``RankRecord``."""
+        """Return results so far, as fields of the ``RankRecord``."""
         return {}
 
 
 def trace_metadata(instruments: Iterable[Instrument], begin_ns: int, end_ns: int) -> dict[str, Any]:
-    """What all of them know of a stretch of time."""
     return {key: value for one in instruments for key, value in one.trace_metadata(begin_ns, end_ns).items()}
 
 
 def record_fields(instruments: Iterable[Instrument]) -> dict[str, Any]:
-    """What all of them measured."""
     return {key: value for one in instruments for key, value in one.fields().items()}

@@ -1,4 +1,4 @@
-"""What measures a loop beside the timing of its steps."""
+"""Instruments that measure a loop in addition to its step times."""
 
 from __future__ import annotations
 
@@ -17,31 +17,29 @@ from lightning_modelprof.measure.steps.ledger import PhaseLedger
 from lightning_modelprof.measure.user_code import UserCode
 
 _EARLY: Final = (worker_profiling,)
-"""Make those instruments that have to be there before the loop's dataloaders."""
+"""Factories of instruments that must exist before the loop's dataloaders."""
 
 
 def early_instruments(config: ProfileConfig, loop: Loop, cleanup: ExitStack) -> list[Instrument]:
-    """Those that are wanted, taken out by ``cleanup``."""
+    """Make the wanted ones; ``cleanup`` removes them."""
     made = (make(config, loop, cleanup) for make in _EARLY)
     return [one for one in made if one is not None]
 
 
 _MEMORY_INTERVAL_NS: Final = 100_000_000
-"""Least time between two looks at memory, each of which asks the system."""
+"""Least time between two memory readings, each of which asks the system."""
 
 
 class MemoryProbe(Protocol):
-    """Notes how much memory is in use."""
-
     def look(self, step: int) -> None: ...
 
 
 class Sampling(Instrument):
-    """The sampling thread of one loop. To be made on the thread that runs the loop.
+    """One loop's sampling thread; to be made on the thread that runs the loop.
 
     Args:
-        pl_module: the LightningModule: its package is the user's.
-        memory: looks at memory, at most every 100 ms; ``None`` if nobody does.
+        pl_module: the LightningModule, whose package is user code.
+        memory: reads memory, at most every 100 ms; ``None`` without.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class Sampling(Instrument):
 
 
 def _memory_look(memory: MemoryProbe, ledger: PhaseLedger) -> Probe:
-    since_ns = _MEMORY_INTERVAL_NS  # the first look is at once
+    since_ns = _MEMORY_INTERVAL_NS  # so that the first reading is immediate
 
     def look(elapsed_ns: int) -> None:
         nonlocal since_ns

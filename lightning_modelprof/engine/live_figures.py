@@ -1,4 +1,4 @@
-"""Figures while a loop runs: averages over its newest steps."""
+"""Figures while a loop runs, averaged over its newest steps."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _MANY: Final = 256
 
 
 class TakesSteps(Protocol):
-    """Somebody else who looks at the steps."""
+    """Another consumer of steps."""
 
     def add(self, steps: StepTimings) -> None:
-        """Steps that ended since this was last called."""
+        """Take the steps that ended since the last call."""
 
 
 class LiveFigures:
-    """Averages over the steps since somebody last looked; every looker has a place of its own.
+    """Averages over the steps since the last reading; each consumer has its own position.
 
     Args:
-        unit: what the samples are called.
-        others: are told of the same steps.
-        sizes: of the batches; ``None`` where no FLOPs are counted.
+        unit: name of the samples.
+        others: further consumers of the steps.
+        sizes: of the batches; ``None`` if FLOPs aren't counted.
 
     Attributes:
-        newest: averages of the last flush; ``None`` before the first, or when no step of it was clean.
+        newest: averages of the last flush; ``None`` before the first, or if none of its steps was clean.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LiveFigures:
         self._newest_sizes: BatchSizes | None = None  # of the last flush
 
     def poll(self) -> None:
-        """Take over the steps since the last time, before they become many."""
+        """Take the new steps before they accumulate."""
         steps = self._recorder.take_new()
         for other in self._others:
             other.add(steps)
@@ -73,11 +73,11 @@ class LiveFigures:
             self._sizes_seen = self._sizes.clean_steps()
 
     def set_flops(self, cost: ModelCost) -> None:
-        """From now on, figures have FLOP/s, and MFU if the device has a known peak."""
+        """Add FLOP/s to the figures from now on, and MFU if the device's peak is known."""
         self._rates = None if cost.count is None else ModelRates(cost)
 
     def scalars(self) -> dict[str, float]:
-        """What is logged at a flush: tag → value, only of what was measured."""
+        """Return the figures to log at a flush, by tag; only measured ones."""
         figures = self.newest
         if figures is None:
             return {}
@@ -92,7 +92,7 @@ class LiveFigures:
             model = self._rates.of(self._newest_sizes, figures.batch_cost_ns)
             named |= {"modelprof/flops_per_s": model.flops_per_s, "modelprof/mfu": model.share_of_peak}
         for phase, time_ns in zip(PHASES, figures.phases_ns, strict=True):
-            # A phase's curve begins when it first takes time, and then shows its zeros too.
+            # A phase's curve starts when it first takes time, and shows zeros from then on.
             if time_ns:
                 self._phases_seen.add(phase.key)
             if phase.key in self._phases_seen:
@@ -100,7 +100,7 @@ class LiveFigures:
         return {name: value for name, value in named.items() if value is not None}
 
     def step_info(self, unit: str | None) -> str:
-        """Paddle's line over the steps, clean or not, since the last call; ``""`` if there are none."""
+        """Return Paddle's line over all steps since the last call; ``""`` if there are none."""
         self.poll()
         figures = averages(self._for_step_info.take())
         if figures is None:
@@ -116,7 +116,7 @@ class LiveFigures:
 
 
 class _Unseen:
-    """Steps that somebody has not looked at yet, summed as soon as they are many."""
+    """Steps that a consumer hasn't seen, summed once there are many."""
 
     def __init__(self) -> None:
         self._unsummed: list[StepTimings] = []
@@ -130,7 +130,6 @@ class _Unseen:
             self._sums = [self.take()]
 
     def take(self) -> StepTotals:
-        """The sums over them all; from here on they have been seen."""
         totals = StepTotals.merge([*self._sums, StepTotals.of(StepTimings.concatenate(self._unsummed))])
         self._unsummed, self._num_steps, self._sums = [], 0, []
         return totals
@@ -141,7 +140,7 @@ def _ms(time_ns: float | None) -> float | None:
 
 
 class ShownFigures:
-    """Cuts the live figures and logs them."""
+    """Averages and logs the live figures from time to time."""
 
     def __init__(
         self,
@@ -159,15 +158,15 @@ class ShownFigures:
         self._outputs = outputs
         self._memory = memory
         self._loop = loop
-        self._cut_ns = 0  # what the newest cut took
+        self._cut_ns = 0  # duration of the newest cut
 
     def cut_if_affordable(self, step: int) -> None:
-        """Show figures now if that is within bounds, or else later, over all steps until then."""
+        """Average and log now if that's within limits, or else later over all steps until then."""
         budget, plan = self._budget, self._plan
         is_asked = plan.is_cut_asked_for
         if not is_asked and not self._cut_ns and plan.logs_scalars:
             self._live.poll()
-            self._cut_ns = budget.most_logging_ns  # the user's own figures take as long
+            self._cut_ns = budget.most_logging_ns  # the user's own logging takes about as long
         wait = 0 if is_asked else budget.steps_to_wait(step, self._cut_ns)
         if not wait:
             with budget.asked_for(by_name=is_asked):
@@ -178,7 +177,7 @@ class ShownFigures:
         plan.cut(step, wait)
 
     def log_last(self) -> None:
-        """The loop is over and was cut once more: log that if figures were due and had to wait."""
+        """Log the final averages, if figures were due and had to wait."""
         if self._plan.has_left_out:
             self._plan.has_left_out = False
             self._log()

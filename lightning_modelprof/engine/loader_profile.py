@@ -1,4 +1,4 @@
-"""profile_loader: profiles a DataLoader without a model or a Trainer."""
+"""Profile a DataLoader without a model or a Trainer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_modelprof.units import milliseconds
 _WHO: Final = "profile_loader"
 
 _WARM_BATCHES: Final = 2
-"""At the begin of an epoch that are in no figure: workers start meanwhile."""
+"""Batches at an epoch's start that count in no figure, as workers start during them."""
 
 
 _UNTIL_A_STEP_IS_GIVEN: Final = (
@@ -46,7 +46,7 @@ class LoaderProfile(NamedTuple):
     run: Run
 
     def __repr__(self) -> str:
-        """Short, as a notebook shows it below the report."""
+        """Short, as notebooks show it below the report."""
         return f"<LoaderProfile: {self.report.title}>"
 
 
@@ -118,7 +118,6 @@ def profile_loader(
 
 
 def _check(loader: Any, step_s: Any, max_batches: Any, max_s: Any) -> None:
-    """Refuse invalid arguments."""
     for name, value, is_right, expected in (
         ("step_s", step_s, _is_number(step_s) and 0 <= step_s < math.inf, "a number of at least 0"),
         (

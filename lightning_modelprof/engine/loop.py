@@ -1,4 +1,4 @@
-"""Who runs the loop: all that the engine asks of a Trainer, or of a plain loop."""
+"""Loops as the engine sees them: all it needs from a Trainer or a plain loop."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from lightning_modelprof.run.records import CallbackTime, OutsideLoop
 
 
 class PhaseSource(Protocol):
-    """Tells the ledger when phases begin and end.
+    """Tells the ledger when phases start and end.
 
     Attributes:
-        inner: the user's own profiler, which hears the same; ``None`` without.
-        on_error: called once, with the error being handled, when something of ours has failed.
+        inner: the user's own profiler, which gets the same calls; ``None`` without.
+        on_error: called once when our code has failed, while its error is being handled.
     """
 
     inner: Any
@@ -35,25 +35,25 @@ class PhaseSource(Protocol):
     def arm(self) -> None: ...
 
     def disarm(self) -> None:
-        """The loop is over; may be called more than once."""
+        """End with the loop; may be called more than once."""
 
     def choose_table(self) -> None:
-        """A profiler window has opened or closed."""
+        """Adapt to a profiler window that has opened or closed."""
 
     def callback_times(self) -> tuple[CallbackTime, ...]:
-        """Time by callback and hook so far, longest first."""
+        """Return time by callback and hook so far, longest first."""
 
 
 class Loop:
-    """A loop that nobody runs but the user's own code; a Trainer's is made of it.
+    """A loop run by user code alone, and the base class of a Trainer's.
 
     Attributes:
-        module: the model; ``None`` if it is not known.
-        is_first: whether it is the one that reports for all.
+        module: the model; ``None`` if unknown.
+        is_first: whether this rank reports for all.
         accumulate: batches per optimizer step.
-        log_every_n_steps: steps between two points of what is logged.
-        loggers: with what Lightning's loggers have.
-        precision, strategy: what they are called.
+        log_every_n_steps: steps between logged points.
+        loggers: with the interface of Lightning's loggers.
+        precision, strategy: their names.
         run_by: classes whose packages run the loop.
     """
 
@@ -71,28 +71,27 @@ class Loop:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """Device of the model's first parameter; the CPU without one."""
         parameter = next(iter(parameters_of(self.module)), None) if self.module is not None else None
         return torch.device("cpu") if parameter is None else parameter.device
 
     @property
     def holders(self) -> Sequence[Any]:
-        """Objects of the user's that may keep something from step to step: the model, callbacks."""
+        """User objects that may hold something from step to step: the model, callbacks."""
         return () if self.module is None else (self.module,)
 
     @property
     def optimizers(self) -> Sequence[Any]:
-        """Those that are known."""
         return ()
 
     @property
     def num_steps(self) -> int | None:
-        """How many batches the loop will have; ``None`` if nobody knows."""
+        """Number of batches in the loop; ``None`` if unknown."""
         return None
 
     @property
     def logger_step(self) -> int:
-        """The step that loggers use for the batch that ended last."""
+        """Step that loggers use for the last finished batch."""
         return 0
 
     @property
@@ -102,70 +101,70 @@ class Loop:
 
     @property
     def is_launched(self) -> bool:
-        """Whether something has started this process as one of those that run the training."""
+        """Whether a launcher started this process as one of the training's."""
         return False
 
     @property
     def progress_bar(self) -> Any:
-        """Lightning's; ``None`` without."""
+        """Lightning's progress bar; ``None`` without."""
         return None
 
     def iterators(self) -> Sequence[Any]:
-        """Iterators of the dataloaders that run.
+        """Return the iterators of the running dataloaders.
 
         Raises:
-            Exception: anything, before the first fetch.
+            Exception: of any type, before the first fetch.
         """
         return ()
 
     def loaders(self) -> Sequence[Any]:
-        """The dataloaders; may raise like :meth:`iterators`."""
+        """Return the dataloaders; may raise like :meth:`iterators`."""
         return ()
 
     def prefetched(self) -> Sequence[Any]:
-        """Batches that were fetched ahead of the running one."""
+        """Return the batches fetched ahead of the running one."""
         return ()
 
     def live(self) -> Live:
-        """What the setup of the training is read from."""
+        """Return the object from which the training's setup is read."""
         return Live(self)
 
     def make_phase_source(self, ledger: PhaseLedger) -> PhaseSource:
-        """What feeds the ledger; takes its place at once."""
+        """Make the phase source that feeds the ledger, and install it."""
         raise NotImplementedError
 
     def begin(self, phase_source: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None: ...
 
     def take_out(self, phase_source: Any) -> None:
-        """The loop is over: no part of ours stays where it was put."""
+        """Remove our parts after the loop."""
         phase_source.disarm()
 
     def outside_times(self) -> OutsideLoop | None:
-        """Time before and after the loop so far; ``None`` where nobody measures it."""
+        """Return time before and after the loop so far; ``None`` if it isn't measured."""
         return None
 
     def join_progress_bar(self, live: Any, cleanup: ExitStack) -> None: ...
 
     def stop(self) -> None:
-        """End the loop with the running step."""
+        """End the loop after the running step."""
 
     def run_step(self, module: Any, arguments: tuple[Any, ...]) -> Any:  # noqa: ARG002
         """Run the step's method on a copy of the module, as the loop would.
 
         Raises:
-            ModelProfError: where there is no such method.
+            ModelProfError: when there's no such method.
         """
         raise ModelProfError("a plain loop has no step method to call on a copy")
 
 
 def num_prefetched(loop: Loop) -> int:
-    """Batches that the workers of the loop's dataloader keep ready; of several the largest number.
+    """Return how many batches the workers of the loop's dataloader keep ready, at most over several.
 
-    0 without workers, and for whatever is not made like torch's DataLoader.
+    0 without workers, and for loaders that aren't made like torch's DataLoader.
     """
     try:
         loaders = loop.loaders()
-    except Exception:  # no dataloader yet, or another Lightning
+    except Exception:  # no dataloader yet, or an unknown Lightning version
         return 0
     return max((_of_loader(loader) for loader in loaders), default=0)
 
@@ -173,7 +172,7 @@ def num_prefetched(loop: Loop) -> int:
 def _of_loader(loader: Any) -> int:
     try:
         num_workers, prefetch_factor = loader.num_workers, loader.prefetch_factor
-    except Exception:  # somebody else's loader may do anything
+    except Exception:  # a custom loader may raise anything
         return 0
     if not isinstance(num_workers, int) or not isinstance(prefetch_factor, int):
         return 0  # prefetch_factor is None without workers
@@ -181,23 +180,23 @@ def _of_loader(loader: Any) -> int:
 
 
 def batches_made(loop: Loop) -> tuple[bool, int] | None:
-    """Whether workers have made the batch that the loop fetches next, and how many they have made in all.
+    """Return whether the batch fetched next is ready, and how many batches are.
 
-    Of several dataloaders with workers all must have made it, and the smallest number counts. ``None``
-    without workers, and where it cannot be told. It takes about 10 us and no batch.
+    Of several dataloaders with workers, all must have made it, and the smallest number counts. ``None``
+    without workers, or if unknown. Takes about 10 µs and no batch.
 
     Caveats:
-        A batch that came out of order counts as the next one while it is in the queue.
+        A batch that came out of order counts as the next one while it's in the queue.
     """
     try:
         made = [_made(one) for one in loop.iterators() if hasattr(one, "_data_queue")]
-    except Exception:  # before the first fetch, or another torch or Lightning
+    except Exception:  # before the first fetch, or an unknown torch or Lightning version
         return None
     return (all(is_ready for is_ready, _ in made), min(number for _, number in made)) if made else None
 
 
 def _made(iterator: Any) -> tuple[bool, int]:
-    """Whether a batch waits in the queue, or was taken from it before its turn; and how many these are."""
+    """Whether the queue has a batch, or the next one was taken from it early; and the number of batches."""
     queue, tasks = iterator._data_queue, iterator._task_info
     early = sum(len(task) > 1 for task in tasks.values())
     is_empty = queue.empty()
@@ -213,8 +212,8 @@ _HAS_PRINTED_OFF = False
 
 
 def print_switched_off(who: str = "ModelProfCallback") -> None:
-    """Say once in this process that the environment switches the callback off."""
-    global _HAS_PRINTED_OFF  # noqa: PLW0603  # of the process, as the environment is
+    """Print once per process that the environment switches the callback off."""
+    global _HAS_PRINTED_OFF  # noqa: PLW0603  # per process, like the environment
     if not _HAS_PRINTED_OFF:
         _HAS_PRINTED_OFF = True
         with contextlib.suppress(Exception):
@@ -222,10 +221,10 @@ def print_switched_off(who: str = "ModelProfCallback") -> None:
 
 
 def check_machine(config: ProfileConfig, who: str = "ModelProfCallback") -> None:
-    """Refuse what cannot work on this machine.
+    """Refuse settings that can't work on this machine.
 
     Raises:
-        ConfigError: on an activity the machine lacks, or a formula for an operator that torch does not know.
+        ConfigError: on an activity the machine lacks, or a formula for an operator unknown to torch.
     """
     for activity in config.activities or ():
         if activity != "cpu" and not getattr(torch, activity).is_available():

@@ -1,4 +1,4 @@
-"""Memory of one loop: the curve, what the counted step held, and what was there when memory ran out."""
+"""Memory of one loop: its curve, the counted step's tensors, and the state when memory ran out."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from lightning_modelprof.measure.resources.out_of_memory import Named, describe,
 from lightning_modelprof.run.memory import MemoryRecord, OutOfMemory, StepMemory
 
 MEMORY_TAG: Final = "modelprof/memory_mib"
-"""Before the name of each scalar of memory."""
+"""Prefix of the memory scalars' names."""
 
 
 _NO_COUNT: Final = "No step was counted. Set flops=True to count one."
 
 
 class LoopMemory:
-    """Puts the record of a loop's memory together.
+    """Assembles the record of a loop's memory.
 
     Attributes:
-        look: to be called with the number of the running step, by one thread, every now and then.
-        out_of_memory: what was there when memory ran out; ``None`` if it did not.
+        look: to be called regularly by one thread, with the running step's number.
+        out_of_memory: state when memory ran out; ``None`` if it didn't.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -47,7 +47,7 @@ class LoopMemory:
         self.out_of_memory: OutOfMemory | None = None
 
     def scalars(self) -> dict[str, float]:
-        """What is in use now, in MiB, for loggers: tag → value, only of what is counted."""
+        """Return the current usage in MiB for loggers, by tag; only what is counted."""
         device = device_memory(self._device)
         counted = {
             "process": process_memory().rss,
@@ -57,7 +57,7 @@ class LoopMemory:
         return {f"{MEMORY_TAG}/{name}": value / 2**20 for name, value in counted.items() if value is not None}
 
     def on_exception(self, exception: BaseException, step: int) -> None:
-        """An exception ends the loop: note who holds what if it says that memory ran out. Never raises.
+        """Record what holds memory if the exception that ends the loop says it ran out. Never raises.
 
         Args:
             exception: the user's; nothing of it is kept.
@@ -80,11 +80,11 @@ class LoopMemory:
                 ),
                 storages_of=storages_of,
             )
-        except Exception as ours:  # the user's exception is on its way, and nothing may come before it
+        except Exception as ours:  # must not replace the user's exception, which is propagating
             self._note = f"What held the memory when it ran out is unknown: {describe_error(ours)}."
 
     def record(self, followed: FollowedStep | None) -> MemoryRecord:
-        """What is known now; ``followed`` is ``None`` if no step is counted."""
+        """Return the current record; ``followed`` is ``None`` if no step is counted."""
         note = _NO_COUNT if followed is None else followed.note
         return self._curve.record(
             step_memory=None if followed is None else followed.memory,
@@ -98,14 +98,14 @@ _NOT_ASKED: Final = "Set profile_memory=True to track live tensors for one step.
 
 
 class FollowedStep:
-    """Follows the live tensors of one step.
+    """Tracks the live tensors of one step.
 
     Args:
-        step: number of the step; ``None`` if no step will be counted.
+        step: its number; ``None`` if no step will be counted.
 
     Attributes:
-        memory: what was seen; ``None`` without.
-        note: why there is nothing, a sentence; ``""`` if there is.
+        memory: the result; ``None`` without.
+        note: why there's no result, as a sentence; ``""`` if there is.
     """
 
     def __init__(self, loop: Loop, step: int | None, *, is_wanted: bool) -> None:
@@ -124,24 +124,24 @@ class FollowedStep:
             )
 
     def begin(self, batch: Any) -> LiveTensors | None:
-        """The step has its batch: what is to see its operators; ``None`` if nothing is."""
+        """Start with the step's batch; return what watches its operators, or ``None``."""
         if not self._is_wanted:
             return None
         try:
             live = LiveTensors(self._loop.device)
             live.begin(self._loop.module, tuple(self._loop.optimizers), batch)
-        except Exception as error:  # anybody's tensors; the step is counted without
+        except Exception as error:  # for example of custom tensors; the step is counted without
             self._fail(error)
             return None
         self._live = live
         return live
 
     def give_up(self) -> None:
-        """The step goes on without being seen, or failed."""
+        """Stop tracking a step that failed or can't be watched."""
         self._live = None
 
     def end(self) -> None:
-        """The step has done its work; does nothing the second time."""
+        """Take the result after the step's work; does nothing the second time."""
         live, self._live = self._live, None
         if live is None or self._step is None:
             return

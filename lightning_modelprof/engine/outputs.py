@@ -1,4 +1,4 @@
-"""Where a report goes: files, terminal, loggers. One that fails is warned of once and hurts no other."""
+"""Write reports to files, terminal and loggers; one that fails warns once and doesn't affect the others."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ LAYOUT: Final = {
 }
 
 TEXTS_BYTES: Final = 2**20
-"""What the texts of a report take at most."""
+"""Maximum size of a report's texts."""
 
 SPARE_BYTES: Final = 2**26
-"""Room on a disk that is left to others."""
+"""Disk space to leave free for others."""
 
 
 FILES: Final = "files"
-"""What the files of a run are called where one is warned of an output that fails."""
+"""Name of the run's files in warnings about failed outputs."""
 
 NOWHERE: Final = ReportOptions(terminal=False, tensorboard=False)
-"""For files alone."""
+"""For files only."""
 
 
 class Outputs:
-    """Writes what one rank of one fit has to say.
+    """Writes the results of one rank in one fit.
 
     Args:
         folder: of the run.
@@ -84,7 +84,7 @@ class Outputs:
         self._unprinted: tuple[Report, bool] | None = None
 
     def without_loggers(self) -> Outputs:
-        """The same for files alone, which keeps no logger alive."""
+        """Return a copy for files only, which keeps no logger alive."""
         files = copy.copy(self)
         files._loggers = []
         return files
@@ -94,7 +94,7 @@ class Outputs:
         return bool(self._loggers)
 
     def save_run(self, run: Run) -> bool:
-        """Save what was measured so far; returns ``False`` if that failed."""
+        """Save the measurements so far; return ``False`` if that failed."""
         path = self.folder.archive
         if path is None:
             return True
@@ -105,21 +105,21 @@ class Outputs:
         return is_saved
 
     def save_trace(self, window: Window, raw: bytes) -> bool:
-        """Save a window's trace, packed; returns ``False`` if that failed."""
+        """Save a window's trace, compressed; return ``False`` if that failed."""
         path = self.folder.trace_path(window)
         return path is not None and self._try_file(path, lambda: write_atomically(path, pack(raw)))
 
     @property
     def has_terminal(self) -> bool:
-        """Whether a person wants to hear of this rank in the terminal."""
+        """Whether to print this rank's report in the terminal."""
         return bool(self._options.terminal)
 
     def may_write(self, path: Path) -> bool:
-        """Whether a file may be put into the folder, which may be another run's by now."""
+        """Whether a file may be written to the folder, which may now be another run's."""
         return self._try_file(path, lambda: None)
 
     def remove_trace(self, trace_file: str) -> bool:
-        """Remove a trace that was saved; returns whether it is gone."""
+        """Remove a saved trace; return whether it's gone."""
         if self.folder.path is None:
             return False
         path = self.folder.path / trace_file
@@ -132,11 +132,11 @@ class Outputs:
             self._try_file(path, partial(_write_rendered, path, render, report))
 
     def show_report(self, report: Report, step: int, *, is_brief: bool = False) -> None:
-        """Write the report to TensorBoard as text; it is printed by :meth:`print_report`.
+        """Write the report to TensorBoard as text; :meth:`print_report` prints it.
 
         Args:
-            step: at which loggers have it.
-            is_brief: a line is printed instead, as many such loops run.
+            step: its position in loggers.
+            is_brief: whether to print one line instead, as many such loops run.
         """
         loop = loop_of("" if report.summary.run is None else report.summary.run.loop)
         prefix = TAG_PREFIX if loop.is_fit else f"{TAG_PREFIX}/{loop.key}"
@@ -145,7 +145,7 @@ class Outputs:
             self._unprinted = report, is_brief
 
     def print_report(self, bar: Any) -> None:
-        """Print the report, once: when the progress bar is closed, which would be drawn again below it.
+        """Print the report once, after the progress bar is closed, as it would be drawn again below.
 
         Args:
             bar: the Trainer's progress bar; ``None`` if it has none.
@@ -163,7 +163,7 @@ class Outputs:
 
     def _print(self, report: Report, last_words: list[str]) -> None:
         wants_all = self._options.terminal == "full"
-        if wants_all or not show_in_notebook(report, page=self._page):
+        if wants_all or not show_in_notebook(report, page=self._page_path):
             print_report(
                 report,
                 full=wants_all,
@@ -173,7 +173,7 @@ class Outputs:
             )
 
     def write_profile(self, packed: bytes, step: int) -> None:
-        """Write what the dashboard shows of a run or a window.
+        """Write the dashboard's entry for a run or a window.
 
         Args:
             packed: TensorBoard's ``Summary`` of the profile.
@@ -183,9 +183,9 @@ class Outputs:
 
     @property
     def tag_folder(self) -> str:
-        """What profiles are called by: a second fit with the same logger has another name.
+        """Name of profiles in TensorBoard, which differs for a second fit with the same logger.
 
-        ``""`` where no logger has an event file for them.
+        ``""`` if no logger has an event file for them.
         """
         if not (self._options.tensorboard and any(map(_is_tensorboard, self._loggers))):
             return ""
@@ -195,7 +195,7 @@ class Outputs:
 
     @property
     def all_ranks_command(self) -> str:
-        """Brings the traces of all ranks into TensorBoard; ``""`` where there is none, or no folder."""
+        """Command that adds the traces of all ranks to TensorBoard; ``""`` without it or a folder."""
         folders = [logger.save_dir for logger in self._loggers if _is_tensorboard(logger) and logger.save_dir]
         if not (self._options.tensorboard and self.folder.path is not None and folders):
             return ""
@@ -207,18 +207,16 @@ class Outputs:
 
     @property
     def _place(self) -> str:
-        """Of the files; ``""`` where there are none."""
+        """Folder of the files; ``""`` without files."""
         return str(self.folder.path) if self.folder.path is not None and self._has_files else ""
 
     @property
-    def _page(self) -> str:
-        """As it can be opened from the working directory; ``""`` where there is none."""
-        if self.folder.path is None or not self._has(PAGE):
+    def _page_path(self) -> str:
+        if self.folder.path is None or not self._has_file(PAGE):
             return ""
         return f"{_short_path(self.folder.path, self._work_folder)}/{PAGE}"
 
-    def _has(self, name: str) -> bool:
-        """Whether a file of ours lies in the folder: a disk may be full, and folders go."""
+    def _has_file(self, name: str) -> bool:
         if self.folder.path is None or not self._has_files:
             return False
         try:
@@ -227,12 +225,11 @@ class Outputs:
             return False
 
     def _last_words(self) -> list[str]:
-        """Where the rest of the report is."""
         places = []
-        if self._page:
-            places.append(f"page: {self._page}")
+        if self._page_path:
+            places.append(f"page: {self._page_path}")
         archive = self.folder.archive
-        if archive is not None and self._has(archive.name):
+        if archive is not None and self._has_file(archive.name):
             folder = shlex.quote(_short_path(archive.parent, self._work_folder))
             places.append(f"all tables: lightning-modelprof report {folder} --full")
         loggers = filter(_is_tensorboard, self._loggers if self._options.tensorboard else ())
@@ -249,26 +246,24 @@ class Outputs:
             for title, tags in LAYOUT.items()
             if title in self._charts or not scalars.keys().isdisjoint(tags)
         }
-        if (
-            charts != self._charts
-        ):  # a chart comes with its first figure: MFU only where the device has a peak
+        if charts != self._charts:  # the MFU chart needs a device with a known peak
             self._charts = charts
             self._to_tensorboard(partial(write_layout, charts=charts))
         for logger in self._loggers:
             self._try(type(logger).__name__, partial(_log, logger, scalars, step))
 
     def _to_tensorboard(self, write: Callable[[Any], object], size: int = TEXTS_BYTES) -> None:
-        """Hand each SummaryWriter to ``write``; a logger makes it when it is asked for it, and may fail.
+        """Call ``write`` with each SummaryWriter, which a logger makes on demand and may fail to.
 
         Args:
-            size: of what it writes, in bytes.
+            size: bytes that it writes.
         """
         for logger in self._loggers if self._options.tensorboard else ():
             if _is_tensorboard(logger):
                 self._try("TensorBoard", partial(_write_with, logger, write, size))
 
     def _try_file(self, path: Path, write: Callable[[], object]) -> bool:
-        """Write a file; a folder is warned of once, with the first file that could not be written."""
+        """Write a file; warn once per folder, about the first file that fails."""
         try:
             self.folder.check()
             write()
@@ -283,7 +278,7 @@ class Outputs:
         return True
 
     def warn_once(self, what: str, sentence: str) -> None:
-        """Warn of an output, or of whatever else fails, if that was not done yet."""
+        """Warn about an output or another failure, unless that was done before."""
         if what not in self._failed:
             self._failed.add(what)
             self._warn(sentence)
@@ -291,21 +286,21 @@ class Outputs:
     def _try(self, what: str, write: Callable[[], object]) -> bool:
         try:
             write()
-        except Exception as error:  # whatever an output does, training and the other outputs go on
+        except Exception as error:  # a failing output must not affect training or other outputs
             self.warn_once(what, f"couldn't write to {what}: {describe_error(error)}")
             return False
         return True
 
 
 def _close_live_display(bar: Any) -> None:
-    """Stop what a RichProgressBar draws; the bar itself does so in a teardown that comes after ours."""
+    """Stop a RichProgressBar's drawing, as its own teardown comes after ours."""
     progress: Any = getattr(bar, "progress", None)
     if hasattr(progress, "live"):
-        progress.stop()  # a second time, which comes from the bar, it does nothing
+        progress.stop()  # does nothing when the bar calls it again
 
 
 def _name_of(directory: Path) -> str:
-    """What a folder's run is called in TensorBoard: one in another run's folder has the name of both."""
+    """Name a folder's run in TensorBoard; in another run's folder, it has the names of both."""
     root = directory.parent
     if not any((root / name).exists() for name in (RUN_FILE, CLAIM_FILE)):
         return directory.name
@@ -325,7 +320,7 @@ def _write_rendered(path: Path, render: Callable[[Report], bytes], report: Repor
 
 
 def _work_folder() -> Path:
-    """Where relative paths begin now: training may go elsewhere."""
+    """Base of relative paths; training may change the working directory."""
     try:
         return Path.cwd()
     except OSError:  # it was removed
@@ -333,7 +328,6 @@ def _work_folder() -> Path:
 
 
 def _short_path(folder: Path, work_folder: Path) -> str:
-    """As it can be copied into a command: from the working directory, where it is below it."""
     try:
         return str(folder.relative_to(work_folder))
     except ValueError:
@@ -341,12 +335,12 @@ def _short_path(folder: Path, work_folder: Path) -> str:
 
 
 def _is_tensorboard(logger: Any) -> bool:
-    """By name: lightning and pytorch_lightning each have a TensorBoardLogger of their own."""
+    """Check by name, as lightning and pytorch_lightning each have a TensorBoardLogger."""
     return any(kind.__name__ == "TensorBoardLogger" for kind in type(logger).__mro__)
 
 
 def _adds_scalars(logger: Any) -> bool:
-    """Whether it hands each scalar to its writer and does nothing else: Lightning's own, without a prefix."""
+    """Whether a logger only passes scalars to its writer: Lightning's own, without a prefix."""
     method = type(logger).log_metrics
     if not method.__module__.endswith("fabric.loggers.tensorboard") or "log_metrics" in vars(logger):
         return False
@@ -367,8 +361,8 @@ def _write_with(logger: Any, write: Callable[[Any], object], size: int) -> None:
 
 
 def _check_room(folder: str | None, size: int) -> None:
-    """A write that fails ends the writer that the user's own figures go through, and then the training."""
-    if folder is None:  # a logger that does not say where it writes
+    """Check free space first: a failed write would end the user's own writer, and then the training."""
+    if folder is None:  # the logger doesn't say where it writes
         return
     try:
         free = shutil.disk_usage(folder).free

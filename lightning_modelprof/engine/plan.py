@@ -1,4 +1,4 @@
-"""What is due at which step of a loop: arithmetic alone, which measures nothing and reads no clock."""
+"""Compute what is due at each step of a loop, without measuring anything or reading a clock."""
 
 from __future__ import annotations
 
@@ -10,46 +10,46 @@ from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.measure.window.schedule import NEVER, Schedule, WindowAction, WindowPlan
 
 DEFAULT_CUT: Final = 50
-"""Steps between two cuts for a progress bar when nothing is logged: as often as Lightning logs by default."""
+"""Steps between updates of a progress bar if nothing is logged: as often as Lightning logs by default."""
 
 
 LOOK_EVERY: Final = 500
-"""Steps after which columns are made of them, and slow ones looked for, also where nobody watches."""
+"""Steps after which they become columns, and slow ones are searched, even if nothing shows them."""
 
 
-# A save costs its time again only after this many times that time has passed.
+# Time between saves, as a multiple of what a save takes.
 _INTERVAL_FACTOR: Final = 200
 
 
 _MIN_INTERVAL_NS: Final = 10_000_000_000
 
 
-# A machine that sleeps during a save makes that look like hours; the next one comes all the same.
+# If the machine sleeps during a save, it seems to take hours.
 _MAX_INTERVAL_NS: Final = 3_600_000_000_000
 
 
 NUM_TIMED: Final = 3
-"""Steps in which modules are timed: enough to see one slow step for what it is."""
+"""Number of steps to time modules in, enough to recognize a single slow step."""
 
 
 SKIPPED_SHARE: Final = 1 / 6
-"""Of a loop that is known to be short no more is skipped, or too few steps would be left for a verdict."""
+"""Maximum share of a short loop's steps to skip, so that enough are left for a verdict."""
 
 
 SHORT_LOOP: Final = 30
-"""Steps; in a loop of fewer, modules are timed in one of them."""
+"""Loops with fewer steps time modules in only one."""
 
 
 _WARM: Final = 1
-"""The first step is never taken if there are others: lazy modules, allocators and kernels start in it."""
+"""Avoid the first step if there are others: lazy modules, allocators and kernels start in it."""
 
 
 class InspectedSteps:
-    """Which steps are inspected: one is counted, and in some the modules are timed.
+    """Steps to inspect: one is counted, and some time modules.
 
     Attributes:
-        counted: the step whose FLOPs are counted; ``None`` when every step is in a profiler window.
-        timed: the steps in which modules are timed.
+        counted: step whose FLOPs are counted; ``None`` if every step is in a profiler window.
+        timed: steps in which modules are timed.
     """
 
     def __init__(self, counted: int | None, timed: tuple[int, ...] = ()) -> None:
@@ -59,21 +59,21 @@ class InspectedSteps:
 
     @property
     def next_step(self) -> int:
-        """The next step at whose boundary there is something to do."""
+        """Next step at whose start something is due."""
         return min(self._left, default=NEVER)
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left that is to be inspected, but for sizes that come."""
+        """Whether no step is left to inspect, except for new batch sizes."""
         return not self._left
 
     @property
     def may_wait(self) -> bool:
-        """Whether nothing has been inspected yet."""
+        """Whether no step has been inspected yet."""
         return self.counted is not None and self.counted in self._left
 
     def begin_step(self, step: int) -> bool:
-        """A step begins: whether it is inspected."""
+        """Start a step; return whether it's inspected."""
         if step not in self._left:
             return False
         self._left.discard(step)
@@ -83,11 +83,11 @@ class InspectedSteps:
         self._left = set()
 
     def postpone(self, by: int, *, schedule: Schedule | None, accumulate: int) -> None:
-        """Those that are left come at least so many steps later.
+        """Postpone the remaining steps by at least ``by`` steps.
 
         Args:
-            schedule: of windows that do not wait as well; ``None`` if there are none.
-            accumulate: batches per optimizer step: the counted step stays at the same place among them.
+            schedule: of windows that aren't postponed; ``None`` without.
+            accumulate: batches per optimizer step; the counted step keeps its position among them.
         """
         by = math.ceil(by / accumulate) * accumulate
         if schedule is not None and schedule.active:
@@ -105,19 +105,19 @@ class InspectedSteps:
 
 
 class Plan:
-    """What is due at which step: windows, inspected steps, cuts for those who watch, saves and looks.
+    """Schedules windows, inspected steps, live figures, saves and the search for slow steps.
 
     Args:
-        windows: when they come; ``None`` without.
-        inspected: which steps are; ``None`` if none.
-        has_loggers: whether there is one that scalars can go to.
-        has_bar: whether a progress bar shows figures of ours.
+        windows: their plan; ``None`` without.
+        inspected: steps to inspect; ``None`` without.
+        has_loggers: whether a logger takes scalars.
+        has_bar: whether a progress bar shows our figures.
 
     Attributes:
-        is_cut_asked_for: whether somebody has said how often, so that no cut has to wait.
-        logs_scalars: whether the figures of a cut go to loggers.
-        next_save_ns: when the next save is due, by the host clock.
-        has_left_out: whether the newest cut that was due had to wait.
+        is_cut_asked_for: whether the interval was set explicitly, so live figures never wait.
+        logs_scalars: whether live figures go to loggers.
+        next_save_ns: time of the next save, by the host clock.
+        has_left_out: whether the newest live figures were due but had to wait.
     """
 
     def __init__(
@@ -135,11 +135,11 @@ class Plan:
         log_every = config.log_every_n_steps
         self.is_cut_asked_for = bool(log_every)
         log_every = int(loop.log_every_n_steps if log_every is None else log_every)
-        # 0 means that nothing is logged, in the Trainer's words and in ours; the progress bar still is fed.
-        # The batches of an evaluation have no step number that loggers could show them at.
+        # 0 turns logging off, for the Trainer as for us, but not the progress bar. Batches of an evaluation
+        # have no step number for loggers.
         self.logs_scalars = loop.kind.is_fit and log_every > 0 and has_loggers
         self._is_watched = has_bar or self.logs_scalars
-        # Without the sampling thread memory is looked at between steps.
+        # Without the sampling thread, memory is read between steps.
         is_often = self._is_watched or not config.inspect.sampling
         self._log_every = (log_every or DEFAULT_CUT) if is_often else LOOK_EVERY
         self._next_cut = self._log_every
@@ -147,14 +147,14 @@ class Plan:
         self.next_save_ns = 0
 
     def is_window_due(self, step: int) -> bool:
-        """Whether one opens, goes on or closes."""
+        """Whether a window opens, continues or closes."""
         return self._windows is not None and step == self._windows.next_step
 
     def is_cut_due(self, step: int) -> bool:
         return self._is_watched and step >= self._next_cut
 
     def cut(self, step: int, wait: int = 0) -> None:
-        """Figures were cut, or have to wait for so many steps."""
+        """Schedule the next live figures, either now done or delayed by ``wait`` steps."""
         self.has_left_out = wait > 0
         self._next_cut = -(-(step + max(1, wait)) // self._log_every) * self._log_every
 
@@ -163,23 +163,23 @@ class Plan:
         return step > 0 and step % LOOK_EVERY == 0
 
     def save(self, begin_ns: int, end_ns: int) -> int:
-        """The run was saved; returns the nanoseconds that this took."""
+        """Schedule the next save; return the duration of this one in ns."""
         self.next_save_ns = end_ns + save_interval_ns(end_ns - begin_ns)
         return end_ns - begin_ns
 
     def next_due(self, step: int, others: list[int]) -> int:
-        """The next step at whose start there is something to do.
+        """Return the next step at whose start something is due.
 
         Args:
-            others: steps that others have found to be due.
+            others: further steps that are due.
         """
         upcoming = [(step // LOOK_EVERY + 1) * LOOK_EVERY]
         if self._is_watched:
             upcoming.append(self._next_cut)
-        else:  # memory is looked at
+        else:  # to read memory
             upcoming.append((step // self._log_every + 1) * self._log_every)
         if step == 0:
-            upcoming.append(1)  # are all names known?
+            upcoming.append(1)  # to check that all names are known
         if self._windows is not None:
             upcoming.append(self._windows.next_step)
         if self._inspected is not None:
@@ -187,20 +187,20 @@ class Plan:
         return min([*upcoming, *others])
 
     def save_step(self, step: int, now: int, step_ns: int) -> int:
-        """At which step a save is due: with slow steps before the next cut."""
+        """Return the step at which a save is due; with slow steps, it's before the next live figures."""
         return step + max(1, (self.next_save_ns - now) // step_ns)
 
 
 def save_interval_ns(took_ns: int) -> int:
-    """How long no other save comes: many times as long as this one took, at most an hour."""
+    """Return the time until the next save: a multiple of this one's, at most an hour."""
     return max(_MIN_INTERVAL_NS, min(took_ns * _INTERVAL_FACTOR, _MAX_INTERVAL_NS))
 
 
 def steps_to_skip(config: ProfileConfig, num_steps: int | None) -> int:
-    """How many first steps the benchmark leaves out: what was asked for, or fewer in a short loop.
+    """Return the number of first steps that the benchmark skips: as requested, or fewer in a short loop.
 
     Args:
-        config: its default is no order.
+        config: its default isn't a request.
         num_steps: length of the loop; ``None`` if unknown.
     """
     if num_steps is None or config.skip_first != DEFAULTS.skip_first:
@@ -209,11 +209,7 @@ def steps_to_skip(config: ProfileConfig, num_steps: int | None) -> int:
 
 
 def num_timed(num_steps: int | None, *, is_asked_for: bool) -> int:
-    """In how many steps modules are timed.
-
-    Args:
-        num_steps: length of the loop; ``None`` if unknown.
-    """
+    """Return the number of steps in which to time modules."""
     is_short = num_steps is not None and num_steps < SHORT_LOOP
     return 1 if is_short and not is_asked_for else NUM_TIMED
 
@@ -226,14 +222,13 @@ def choose_inspected(
     num_steps: int | None = None,
     num_timed: int = NUM_TIMED,
 ) -> InspectedSteps:
-    """Choose steps that are in no profiler window, and if possible among those that the benchmark skips.
+    """Choose steps outside profiler windows, if possible among those that the benchmark skips.
 
     Args:
         accumulate: batches per optimizer step; the counted step ends with one, if possible.
-        num_steps: length of the fit; ``None`` if unknown.
     """
     wanted = accumulate + num_timed
-    # Every kind of step has come by then; without waits, free steps come only after the last window.
+    # All kinds of steps have occurred by then; without waits, free steps only follow the last window.
     cycles = 2 if schedule.wait else max(2, schedule.repeat)
     behind = skip_first + cycles * schedule.cycle + wanted + _WARM
     last = behind if num_steps is None else min(behind, num_steps)

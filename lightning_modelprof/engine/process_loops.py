@@ -1,4 +1,4 @@
-"""The loops of this process that meet: one folder, one archive for the short ones, a list of the others."""
+"""All loops of this process: they share a folder, an archive of short loops and a list of the others."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from lightning_modelprof.show.terminal.terminal import print_lines
 from lightning_modelprof.units import milliseconds
 
 SHORT_FIT: Final = 5
-"""A fit of fewer steps gets no report: its first steps are no example of others."""
+"""Fits with fewer steps get no report, as first steps aren't typical."""
 
 
 SHORT_EVALUATION: Final = 20
-"""The same of a validation, test or prediction loop on its own, in batches."""
+"""The same for a validation, test or prediction loop on its own, in batches."""
 
 
 _RAY_WORKER: Final = "RAY_RAYLET_PID"
-"""Ray sets it in the processes that it starts."""
+"""Set by Ray in the processes that it starts."""
 
 
 class ShortLoop(Record, frozen=True, kw_only=True):
-    """A loop that runs and gets no report.
+    """A running loop that gets no report.
 
     Attributes:
         model: class of the LightningModule.
-        wanted: where its files would have gone; ``None`` if it wanted none.
+        wanted: where its files would have gone; ``None`` without files.
         uses_terminal: whether its report would have been printed.
     """
 
@@ -66,10 +66,10 @@ class ShortLoop(Record, frozen=True, kw_only=True):
 def short_loop(
     config: ProfileConfig, loop: Loop, *, model: str, wanted: Path | None, now: int
 ) -> ShortLoop | None:
-    """The loop that begins, if it is too short for a report; ``None`` if it gets one.
+    """Return the loop that starts if it's too short for a report, else ``None``.
 
-    It gets one where a step is asked for by name: by ``steps``, ``active`` or ``flops``, if the loop has that
-    step. With several ranks the first one decides for all.
+    It gets one if it has a step that ``steps``, ``active`` or ``flops`` explicitly requests. With several
+    ranks, the first one decides for all.
     """
     batches = loop.num_steps
     limit = SHORT_FIT if loop.kind.is_fit else SHORT_EVALUATION
@@ -86,9 +86,9 @@ def short_loop(
 
 
 def is_worker(loop: Loop) -> bool:
-    """Whether this process is one of many that run trainings for a program, as joblib's and Ray's are.
+    """Whether this process is one of several that run trainings for a program, such as joblib's and Ray's.
 
-    The ranks of one training are none.
+    The ranks of one training don't count.
     """
     if loop.world_size > 1 or loop.is_launched:
         return False
@@ -97,14 +97,12 @@ def is_worker(loop: Loop) -> bool:
 
 @dataclass(slots=True)
 class _ShortSoFar:
-    """Short loops of one kind and model so far."""
-
     calls: int = 0
     batches: int = 0
     total_ns: int = 0
     failed: int = 0
     num_halved: int = 0
-    kept: dict[int, int] = field(default_factory=dict)  # number of the loop → its duration
+    kept: dict[int, int] = field(default_factory=dict)  # durations by number of the loop
 
     def add(self, batches: int, duration_ns: int, *, failed: bool) -> None:
         if self._is_kept([self.calls]).all():
@@ -125,19 +123,19 @@ class _ShortSoFar:
 
 
 class ProcessLoops:
-    """Remembers which loops this process ran, whichever callback they had.
+    """Remembers the loops of this process, across callbacks.
 
-    The files of later loops go into the folder of the first one that wanted the same folder. Short loops are
-    told of when the program ends, or in the report of the first loop, if it has one.
+    Later loops that want the folder of an earlier one put their files inside it. Short loops are listed at
+    the program's end, or in the report of the first loop that has one.
     """
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as in a child of this process."""
+        """Start over, for example in a child process."""
         self._roots: dict[Path, Path] = {}
-        self._claims: dict[Path, Counter[str]] = {}  # loops of each kind with a folder there
+        self._claims: dict[Path, Counter[str]] = {}  # number of loops with a folder there, by kind
         self._short: dict[tuple[str, str], _ShortSoFar] = {}  # by the loop's kind and the model's class
         self._lines: list[LoopLine] = []
         self._first: tuple[Outputs, Run, Report] | None = None
@@ -150,7 +148,7 @@ class ProcessLoops:
         self._next_save_ns = 0
 
     def claim(self, wanted: Path, kind: LoopKind) -> Path:
-        """The folder of a loop: ``wanted``, or one in that of the loop of this process which wanted the same.
+        """Claim a loop's folder: ``wanted``, or one inside that of an earlier loop that wanted the same.
 
         Raises:
             OSError: when none can be claimed.
@@ -174,19 +172,19 @@ class ProcessLoops:
         self._is_unsaved = True
 
     def has_printed(self, kind: LoopKind) -> bool:
-        """Whether such a loop of this program, or of this cell of a notebook, has printed its report before.
+        """Whether such a loop of this program, or of this notebook cell, printed its report before.
 
-        From then on it has.
+        Also records that it has now.
         """
-        this = (kind.key, _cell())
+        this = (kind.key, _notebook_cell())
         found = this in self._printed
         self._printed.add(this)
         return found
 
     def add(self, outputs: Outputs, run: Run, report: Report) -> None:
-        """A loop has ended that has a report; the first one's is kept to add what comes after it.
+        """Add a finished loop that has a report; the first one is kept to add what comes after it.
 
-        That is written now and then, so that not even a kill loses much, and when the program ends.
+        It's written from time to time, so that a kill loses little, and when the program ends.
         """
         if len(self._lines) < MAX_LINES:
             self._lines.append(_line(outputs, run, report))
@@ -205,7 +203,7 @@ class ProcessLoops:
             self._first = self._first[0], run, report
 
     def save(self) -> None:
-        """Write what came after the first loop with its archive and its report."""
+        """Write what came after the first loop, together with its archive and report."""
         if not self._is_unsaved or not (self._lines or self._short):
             return
         self._is_unsaved = False
@@ -219,7 +217,6 @@ class ProcessLoops:
             self._save_short_alone(self._short_folder, short)
 
     def _save_short_alone(self, wanted: Path, short: Sequence[ShortLoops]) -> None:
-        """No loop of this process was long enough for a report."""
         root = self._roots.get(wanted)
         if root is None:
             with suppress(OSError):
@@ -252,8 +249,8 @@ class ProcessLoops:
         ]
 
     def end(self) -> None:
-        """The program ends: save, and say in one line what had no report."""
-        with suppress(Exception):  # nobody is left to be told
+        """Save when the program ends, and print one line about the short loops."""
+        with suppress(Exception):  # there's no way left to report an error
             self.save()
             if self._short and self._uses_terminal:
                 print_lines([_last_line(self._short_loops())])
@@ -284,9 +281,8 @@ def _last_line(short: Sequence[ShortLoops]) -> str:
     return f"lightning-modelprof: {', '.join(texts)}; too short for a report."
 
 
-def _cell() -> object:
-    """The cell of a notebook that runs; ``None`` in a program."""
-    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # its import may still run
+def _notebook_cell() -> object:
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)  # IPython may still be importing
     shell = None if get_shell is None else get_shell()
     return None if shell is None else shell.execution_count
 
@@ -295,7 +291,7 @@ PROCESS_LOOPS: Final = ProcessLoops()
 
 
 def at_the_very_end(end: Callable[[], None], forget: Callable[[], None]) -> None:
-    """``end`` is called when the program ends, after all who measure were told, and ``forget`` in a child."""
+    """Call ``end`` when the program ends, after all measuring has stopped, and ``forget`` in a child."""
     _LAST.append((end, forget))
 
 
@@ -307,7 +303,7 @@ at_the_very_end(PROCESS_LOOPS.end, PROCESS_LOOPS.forget)
 
 class Measures(Protocol):
     def forget_session(self) -> None:
-        """To be called in a child, which measures nothing and leaves the parent's files alone."""
+        """Stop measuring in a child process, without touching the parent's files."""
 
     def end_at_exit(self) -> None: ...
 
@@ -316,7 +312,7 @@ _MEASURING: Final[WeakSet[Measures]] = WeakSet()
 
 
 def end_with_process(measuring: Measures) -> None:
-    """From now on, and as long as it lives, ``measuring`` is told of forks and of the program's end."""
+    """Notify ``measuring`` of forks and of the program's end while it's alive."""
     _MEASURING.add(measuring)
 
 

@@ -1,4 +1,4 @@
-"""A loop of the user's own, measured like one of Lightning's: the words are torch.profiler's."""
+"""Profile your own loop like one of Lightning's, in torch.profiler's terms."""
 
 from __future__ import annotations
 
@@ -53,18 +53,14 @@ _OURS: Final = {
     "user_profiler",
     "epoch_turn",
 }
-"""Phases that nobody enters by name: they are found out."""
+"""Phases that are detected, so code can't enter them by name."""
 
 NAMES: Final = tuple(phase.key for phase in PHASES if phase.key not in _OURS)
-"""What :meth:`LoopProfiler.phase` takes."""
+"""Phases that :meth:`LoopProfiler.phase` accepts."""
 
 
 class _PlainPhases:
-    """Phases that the user's own code tells of.
-
-    Args:
-        ledger: where times go.
-    """
+    """Phases reported by the user's own code."""
 
     inner: Any = None
 
@@ -99,20 +95,10 @@ class _PlainPhases:
         self.phases = self._plain if self.ledger.ranges is None else self._traced
 
     def callback_times(self) -> tuple[CallbackTime, ...]:
-        """There are no callbacks."""
         return ()
 
 
 class _PlainLoop(Loop):
-    """A loop of the user's own.
-
-    Args:
-        module: the model; ``None`` if it is not told.
-        optimizers: that step it.
-        num_steps: how many there will be; ``None`` if nobody knows.
-        loggers: where figures go.
-    """
-
     strategy = "plain loop"
 
     def __init__(
@@ -130,7 +116,7 @@ class _PlainLoop(Loop):
         self._iterator: Any = None
         self._watched: Any = None
         self._epochs = 0
-        self._datasets: list[Callable[[], Any]] = []  # that batches came from
+        self._datasets: list[Callable[[], Any]] = []  # that batches came from, as weak references
         self.steps = 0
         self.wants_stop = False
 
@@ -147,7 +133,6 @@ class _PlainLoop(Loop):
         return max(0, self.steps - 1)
 
     def fetches_from(self, loader: Any, iterator: Any = None) -> None:
-        """Batches come from there now."""
         self._loader, self._iterator = loader, iterator
 
     def iterators(self) -> Sequence[Any]:
@@ -157,18 +142,17 @@ class _PlainLoop(Loop):
         return () if self._loader is None else (self._loader,)
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """Watched loaders are told of before an epoch's workers start."""
         self._watched = watched
         cleanup.callback(setattr, self, "_watched", None)
 
     def tell_of(self, loader: Any) -> None:
-        """An epoch's iterator of it is about to be made."""
+        """Report a loader before its iterator for an epoch is made."""
         self._epochs += 1
         if self._watched is not None:
             self._watched.add(loader, self._epochs, self._position_of(loader))
 
     def _position_of(self, loader: Any) -> int:
-        """Which loader of the loop it is: those of one data set are one that is made anew."""
+        """Return a loader's number in the loop; loaders of one dataset count as one that was made again."""
         data = getattr(loader, "dataset", loader)
         for position, known in enumerate(self._datasets):
             if known() is data:
@@ -176,7 +160,7 @@ class _PlainLoop(Loop):
         free = [position for position, known in enumerate(self._datasets) if known() is None]
         try:
             reference: Callable[[], Any] = weakref.ref(data)
-        except TypeError:  # a list, say
+        except TypeError:  # for example a list
             reference = partial(_itself, data)
         if free:
             self._datasets[free[0]] = reference
@@ -188,7 +172,6 @@ class _PlainLoop(Loop):
         return _PlainPhases(ledger)
 
     def stop(self) -> None:
-        """As of Loop: ``fetch`` gives no more batches."""
         self.wants_stop = True
 
 
@@ -246,7 +229,7 @@ class LoopProfiler:
                 " model being trained, or leave it out."
             )
         if schedule is not None:
-            arguments = {**arguments, **_of_schedule(schedule, arguments)}
+            arguments = {**arguments, **_schedule_arguments(schedule, arguments)}
         self.config = make_config(arguments, f"{_WHO}(...)")
         self.report: Report | None = None
         self.run: Run | None = None
@@ -257,10 +240,10 @@ class LoopProfiler:
         self._loop: _PlainLoop | None = None
         self._session: Session | None = None
         self._phase_source: _PlainPhases | None = None
-        self._fetches = False  # whether batches come by fetch()
-        self._has_batch = False  # a batch that came by it and has not ended
+        self._fetches = False  # whether batches come from fetch()
+        self._has_batch = False  # a batch from fetch() that hasn't ended
 
-    # Life
+    # Lifecycle
 
     def __enter__(self) -> LoopProfiler:
         self.start()
@@ -369,9 +352,7 @@ class LoopProfiler:
                 try:
                     batch = next(iterator)
                 except StopIteration:
-                    phase_source.ledger.batch_began = (
-                        False  # there is none, which is no batch that did not end
-                    )
+                    phase_source.ledger.batch_began = False  # no batch came, so none is unfinished
                     break
                 finally:
                     self._guard(phase_source.fetch.__exit__)
@@ -380,7 +361,7 @@ class LoopProfiler:
                 yield batch
                 number += 1
         finally:
-            loop.fetches_from(loader)  # workers of an epoch that is broken off end with its iterator
+            loop.fetches_from(loader)  # workers of an interrupted epoch end with its iterator
             if self._has_batch:
                 self.step()
             if self._phase_source is phase_source:
@@ -392,7 +373,7 @@ class LoopProfiler:
         ledger = self._session.ledger
         try:
             ledger.samples = self._count(batch)
-        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+        except Exception as error:  # an unexpected batch, or samples_fn failed
             what = "samples_fn" if self.config.samples_fn else "counting the samples"
             reason = f"{what} raised {describe_error(error)}"
             self._count = NothingCounted(reason)
@@ -426,7 +407,7 @@ class LoopProfiler:
         return phase_source.phases[name]
 
     def _begin_unfetched(self) -> None:
-        """Where batches do not come by fetch(), the first step begins with what is done first."""
+        """Start the first step with its first phase, if batches don't come from fetch()."""
         if not self._fetches and self._phase_source is not None and not self._phase_source.has_begun:
             self._phase_source.has_begun = True
             self._guard(self._phase_source.ledger.begin_evaluation)
@@ -473,10 +454,10 @@ class LoopProfiler:
         """Average over the steps since the last call, as in ``ModelProfCallback.step_info``."""
         return "" if self._session is None else self._session.live.step_info(unit)
 
-    # What is ours alone
+    # Internals
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
+        """Run our code; if it fails, stop profiling this loop and warn once."""
         try:
             work()
         except Exception as error:  # the loop must not notice
@@ -510,8 +491,7 @@ class LoopProfiler:
             self._stop("interrupted", None)
 
 
-def _of_schedule(schedule: Callable[[int], Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that say what a callable says."""
+def _schedule_arguments(schedule: Callable[[int], Any], arguments: dict[str, Any]) -> dict[str, Any]:
     names = ("timer_only", "active", "wait", "warmup", "repeat", "steps", "skip_first")
     twice = [name for name in names if arguments.get(name, False) is not False]
     if twice:

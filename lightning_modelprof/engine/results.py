@@ -1,4 +1,4 @@
-"""What a session has found out so far: the run, which is saved, and its report."""
+"""Results of a session so far: the run, which is saved, and its report."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.run.setup import TrainingSetup
 
 REPORT_AFTER_NS: Final = 10_000_000_000
-"""A loop that has run for less has its report when it ends, and no process is started for that alone."""
+"""Shorter loops get their report when they end, without starting a process just for that."""
 
 
 class Results:
-    """The run and the report of a loop, from its begin on.
+    """The run and the report of a loop, from its start on.
 
     Args:
         outputs: where they go.
-        traces: analyzes those of windows, and makes the report.
+        traces: analyzes windows' traces and makes the report.
         info: of the run.
-        measured: gives the record of this rank, so far.
+        measured: returns this rank's record so far.
 
     Attributes:
         is_report_due: whether a window has closed since the last report.
-        is_reported: whether the loop has ended, and its report was, or is being, made.
-        ended_ns: after the loop: when our work began.
-        run: the newest facts that were saved or reported; ``None`` before the first.
-        report: of the loop that has ended; ``None`` before.
+        is_reported: whether the loop has ended, and its report was or is being made.
+        ended_ns: start of our work after the loop.
+        run: newest data that was saved or reported; ``None`` before the first.
+        report: of the finished loop; ``None`` before.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class Results:
         return max(0, int(self._clock() - self.ended_ns))
 
     def save(self) -> None:
-        """Save what was measured until now, and ask for a report where a window has closed since the last."""
+        """Save the measurements so far, and request a report if a window has closed since the last one."""
         self.run = self.make_run("running")
         is_saved = self.outputs.save_run(self.run)
-        # A program that ends while another thread trains may give it no other time.
+        # A program that ends while another thread trains may leave no other time for it.
         if is_saved and self.is_report_due and (CLAIM.is_ending or self._has_run_long):
             self.is_report_due = False
             self.traces.ask_for_report(self.outputs.folder.archive)
@@ -89,30 +89,30 @@ class Results:
         return self._clock() - self._armed_ns >= REPORT_AFTER_NS
 
     def save_end(self, status: str) -> None:
-        """Save the run of a loop that has ended, but for its report."""
+        """Save a finished loop's run, without its report."""
         self.run = self.make_run(status)
         self.outputs.save_run(self.run)
 
     def conclude(self, run: Run) -> Report:
-        """Save the run of a loop that has ended, and make its report."""
+        """Save a finished loop's run and make its report."""
         report = self._make_report(run)
         self._waited_ns = self._wait_ns()
         return report
 
     def add_outside_times(self) -> None:
-        """What comes after the loop is over, too: save the run and its report with it."""
+        """Save the run and its report again, with the times after the loop."""
         if self.run is not None and self.is_reported:
             around = self._loop.outside_times()
             record = replace(self.run.ranks[0], around=around, report_wait_ns=self._waited_ns)
             self._make_report(replace(self.run, ranks=(record,)))
 
     def abort(self) -> None:
-        """Something of ours failed: save what was measured until now."""
+        """Save the measurements so far after an internal error."""
         self._is_unsaved = True
         self.save_aborted()
 
     def save_aborted(self) -> None:
-        """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
+        """Save again after :meth:`abort` if that failed, as the cause may be gone."""
         if self._is_unsaved:
             if self.run is None or self.run.info.status != "aborted":
                 self.run = self.make_run("aborted")
@@ -126,7 +126,7 @@ class Results:
 
 
 def make_info(config: ProfileConfig, loop: Loop, setup: TrainingSetup) -> RunInfo:
-    """What is known of a run when its loop begins."""
+    """Return what is known about a run when its loop starts."""
     return run_info(
         loop,
         config=config.as_plain(),
@@ -146,7 +146,6 @@ def make_results(
     clock: HostClock,
     warn: Callable[[str], None],
 ) -> Results:
-    """Those of a loop that begins."""
     outputs = Outputs(folder, list(loop.loggers) if loop.is_first else [], config.report, warn)
     has_other_windows = len(recording_ranks(config, loop.world_size)) > 1
     setting = Setting(

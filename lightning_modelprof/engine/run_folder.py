@@ -1,4 +1,4 @@
-"""The folder that the files of a loop go to: chosen, checked before training starts, claimed, and kept to."""
+"""Choose, check and claim the folder for a loop's files, and keep to it."""
 
 from __future__ import annotations
 
@@ -24,31 +24,30 @@ PAGE: Final = "report.html"
 REPORT_FILES: Final = ("report.json", PAGE, "report.txt")
 
 CLAIM_FILE: Final = ".run.json.claimed"
-"""Says that a folder is a run's until its archive does."""
+"""Marks a folder as a run's until its archive does."""
 
 TRACES: Final = "traces"
-"""Folder in that of a run."""
+"""Subfolder of a run's folder."""
 
 Whereabouts: TypeAlias = tuple[str, tuple[int, int] | None]
-"""Where the links of a path lead, and the device and number of what is there."""
+"""Path with its links resolved, and the device and inode found there."""
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.:-]+:")
-"""What a Path has made of the ``s3://`` of an address; a drive of Windows has one letter."""
+"""How Path writes a URL's scheme, such as ``s3://``; a Windows drive has one letter."""
 
 _TRIED: Final[set[Path]] = set()
-"""Folders in which something could be made; that is not tried again before each of many loops."""
+"""Folders known to be writable, which aren't checked again before each of many loops."""
 
 _LOCAL_SCHEME: Final = re.compile(r"^(file|local):/+")
 
 
 class RunFolder(Record, frozen=True, kw_only=True):
-    """The folder of one run, as one rank writes to it.
+    """One rank's view of a run's folder.
 
     Attributes:
         path: ``None`` writes no files.
-        created: when the loop began, as in the run.
-        rank: of this process; traces carry it in their name, and so does the archive of a rank that is not
-            the first.
+        created: when the loop started, as in the run.
+        rank: of this process; it's in the names of traces, and of archives unless the rank is the first.
         claimed: where the folder was when it was claimed.
     """
 
@@ -60,13 +59,13 @@ class RunFolder(Record, frozen=True, kw_only=True):
 
     @staticmethod
     def claimed_now(path: Path | None, *, created: str, rank: int = 0, is_first: bool = True) -> RunFolder:
-        """The folder that is claimed where it is now."""
+        """Return the folder as claimed at its current place."""
         claimed = None if path is None else _whereabouts(path)
         return RunFolder(path=path, created=created, rank=rank, is_first=is_first, claimed=claimed)
 
     @property
     def archive(self) -> Path | None:
-        """Where runs are saved."""
+        """File of the saved run."""
         name = RUN_FILE if self.is_first else rank_file(self.rank)
         return None if self.path is None else self.path / name
 
@@ -77,19 +76,19 @@ class RunFolder(Record, frozen=True, kw_only=True):
         return [] if path is None else [path / name for name in REPORT_FILES]
 
     def trace_name(self, window: Window) -> str:
-        """Where a window's trace lies in the folder."""
+        """Return the path of a window's trace in the folder."""
         steps = window.recorded_steps
         return f"{TRACES}/rank{self.rank}_steps_{steps[0]}-{steps[-1]}.pt.trace.json.gz"
 
     def trace_path(self, window: Window) -> Path | None:
-        """Where a window's trace is saved, packed."""
+        """Return where a window's compressed trace is saved."""
         return None if self.path is None else self.path / self.trace_name(window)
 
     def check(self) -> None:
-        """Refuse to write where another run is, or through a link to another folder than at the start.
+        """Refuse to write if another run is there, or a link now leads to another folder than at the start.
 
         Raises:
-            OSError: then.
+            OSError: in these cases.
         """
         if self.path is None or self.archive is None or self.claimed is None:
             return
@@ -108,32 +107,33 @@ def _whereabouts(folder: Path) -> Whereabouts:
 
 
 def wanted_folder(config: ProfileConfig, trainer: Any) -> tuple[Path | None, str]:
-    """The folder to claim when the loop begins, ``None`` when no files are wanted; and why it is another one.
+    """Return the folder to claim when the loop starts, ``None`` without files; and why it's elsewhere.
 
-    It is absolute: a training that changes its working folder still writes to one place. Where no ``dirpath``
-    was given, it is beside the run's files if it can be, and else somewhere on this machine for a reason.
+    It's absolute, so a training that changes its working directory still writes to one place. Without
+    ``dirpath``, it's next to the run's files if possible, otherwise elsewhere on this machine, with the
+    reason.
 
     Args:
-        trainer: on every rank; that of the first rank counts.
+        trainer: on every rank; the first rank's counts.
 
     Raises:
-        ConfigError: when a ``dirpath`` cannot be made or written to.
+        ConfigError: when ``dirpath`` can't be created or written to.
     """
-    # A fast_dev_run leaves no files of Lightning's behind, and none of ours unless they are asked for.
+    # Lightning leaves no files after a fast_dev_run, and neither do we unless dirpath requests them.
     if not config.report.files or (trainer.fast_dev_run and config.dirpath is None):
         return None, ""
     if config.dirpath is None:
         return _beside_the_run(trainer)
-    folder = Path(os.path.expanduser(config.dirpath))  # noqa: PTH111 - without a home it stays as it is
+    folder = Path(os.path.expanduser(config.dirpath))  # noqa: PTH111 - without a home directory it's unchanged
     check_writeable(folder)
     return folder.absolute(), ""
 
 
 def claim_directory(wanted: Path) -> Path:
-    """``wanted``, or ``wanted_1``, ``wanted_2``, ... if it holds a run or a report: nothing is overwritten.
+    """Claim ``wanted``, or ``wanted_1``, ``wanted_2``, ... if it has a run or a report to protect.
 
-    The folder is claimed by making a file in it, which only one of several runs can do; the first archive
-    that is saved takes its place. So a run that ends in between leaves no archive, rather than an empty one.
+    Making a file in a folder claims it, which only one of several runs can do; the first saved archive
+    replaces that file. So a run that ends before leaves no archive, rather than an empty one.
 
     Raises:
         OSError: when none can be claimed; then nothing may be written, as the folder may be another run's.
@@ -151,7 +151,7 @@ def claim_directory(wanted: Path) -> Path:
             continue
         if not _is_taken(directory):
             break
-        claim.unlink()  # a run that claimed it before us has saved its archive in between
+        claim.unlink()  # a run that claimed it earlier has just saved its archive
     return directory
 
 
@@ -162,10 +162,10 @@ def _is_taken(directory: Path) -> bool:
 
 
 def check_writeable(directory: Path) -> None:
-    """Refuse a folder that cannot be made or written to, without making it yet.
+    """Refuse a folder that can't be created or written to, without creating it yet.
 
     Raises:
-        ConfigError: with the place that is in the way, or for a place that is not on this machine.
+        ConfigError: with the place that is in the way, or for a place that isn't on this machine.
     """
     if _is_address(directory):
         address = f"{directory.parts[0]}//{'/'.join(directory.parts[1:])}"
@@ -173,7 +173,7 @@ def check_writeable(directory: Path) -> None:
             f"ModelProfCallback: expected a local directory for files, got {address}. Set dirpath to a local"
             " directory, or report={'files': False}."
         )
-    problem = _problem(directory)
+    problem = _why_not_writable(directory)
     if problem:
         raise ConfigError(
             f"ModelProfCallback: can't write files to {directory}: {problem}. Set dirpath, change the"
@@ -181,17 +181,16 @@ def check_writeable(directory: Path) -> None:
         )
 
 
-def _problem(directory: Path) -> str:
-    """Why a folder cannot be made or written to, ``""`` when it can."""
+def _why_not_writable(directory: Path) -> str:
     try:
         places = (directory, *directory.parents)
         existing = next((place for place in places if _exists(place)), directory)
         dangling = next((place for place in places if place.is_symlink() and not _exists(place)), None)
-        if dangling is not None:  # no folder is made behind a link, such as to a disk that is not mounted
+        if dangling is not None:  # don't create a folder behind a link, such as to an unmounted disk
             return f"{dangling} is a link to {dangling.readlink()}, which does not exist"
         if not existing.is_dir():
             return f"{existing} is a file"
-    except OSError as error:  # a folder on the way may not be entered, a link leads to itself, ...
+    except OSError as error:  # a parent can't be entered, a link leads to itself, ...
         return f"can't read {error.filename or directory}: {error.strerror or error}"
     except ValueError as error:  # a zero byte, or half a surrogate pair
         return f"invalid directory name: {error}"
@@ -201,9 +200,9 @@ def _problem(directory: Path) -> str:
 
 
 def _refused(folder: Path) -> str:
-    """Why nothing can be made in a folder that claims to be writeable, as root is told of ``/sys``."""
+    """Why nothing can be created in a folder that seems writable, as ``/sys`` does for root."""
     try:
-        place = folder.absolute()  # a relative one is elsewhere when the working folder is
+        place = folder.absolute()  # a relative one depends on the working directory
         if place in _TRIED:
             return ""
         trial = folder / f".{uuid4().hex}"
@@ -211,13 +210,13 @@ def _refused(folder: Path) -> str:
         trial.rmdir()
         _TRIED.add(place)
     except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a fit is worth having without its files
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a full disk must not prevent a fit
         return "" if is_full else f"can't create files in {folder}: {error.strerror or error}"
     return ""
 
 
 def _exists(place: Path) -> bool:
-    """Unlike ``Path.exists``, the same in every Python: raises when it cannot be told."""
+    """Unlike ``Path.exists``, raises in every Python version if it's unknown."""
     try:
         place.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -226,25 +225,25 @@ def _exists(place: Path) -> bool:
 
 
 def _beside_the_run(trainer: Any) -> tuple[Path | None, str]:
-    """A folder on this machine, whatever Lightning has been given: as near to the run's own as can be."""
+    """Find a folder on this machine as close to the run's own as possible, whatever Lightning's settings."""
     reasons: list[str] = []
     for look in (_folder_of_the_logger, lambda trainer: trainer.default_root_dir, lambda _: Path.cwd()):
         try:
             found = look(trainer)
             problem = "" if found is None else _why_not_here(found)
             if found is not None and not problem:
-                folder = Path(_local(found), DEFAULT_FOLDER).absolute()
+                folder = Path(_without_file_scheme(found), DEFAULT_FOLDER).absolute()
                 reasons += filter(None, [_in_the_way(folder)])
                 return folder, "; ".join(dict.fromkeys(reasons))
-        except Exception as error:  # loggers are anybody's code
+        except Exception as error:  # custom loggers may raise anything
             problem = f"the run's directory is unknown: {describe_error(error)}"
         reasons += [problem] * bool(problem)
     return _private_folder() / DEFAULT_FOLDER, "; ".join(dict.fromkeys(reasons))
 
 
 def _private_folder() -> Path:
-    """A folder for temporary files that nobody else can write to or put links in."""
-    if hasattr(os, "getuid"):  # where others have the same folder for temporary files
+    """Return a temporary folder that other users can't write to or put links in."""
+    if hasattr(os, "getuid"):  # where users share the temporary directory
         folder = Path(tempfile.gettempdir(), f"{DEFAULT_FOLDER}-{os.getuid()}")
         try:
             folder.mkdir(mode=stat.S_IRWXU, exist_ok=True)
@@ -252,13 +251,13 @@ def _private_folder() -> Path:
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
                 folder.chmod(stat.S_IRWXU)
                 return folder
-        except OSError:  # a file or a link of another user
+        except OSError:  # another user's file or link
             pass
     return Path(tempfile.mkdtemp(prefix=f"{DEFAULT_FOLDER}-"))
 
 
 def _in_the_way(folder: Path) -> str:
-    """What has the name of the folder and is none, so that another name is taken; ``""`` if nothing has."""
+    """What occupies the folder's name, so that another is used; ``""`` if nothing does."""
     if folder.is_dir() or not os.path.lexists(folder):
         return ""
     if folder.is_symlink() and not folder.exists():
@@ -267,19 +266,17 @@ def _in_the_way(folder: Path) -> str:
 
 
 def _why_not_here(place: Any) -> str:
-    """Why files of ours cannot lie there, ``""`` if they can."""
-    # A MagicMock says that it is a path, and of anything else.
+    # A MagicMock claims to be a path, and anything else.
     if not isinstance(place, str | os.PathLike) or type(place).__module__ == "unittest.mock":
         return f"the run's directory isn't a path but a {type(place).__name__}"
-    path = _local(place)
+    path = _without_file_scheme(place)
     if _is_address(path):
         return f"the run's directory {os.fspath(place)} isn't on this machine"
-    problem = _problem(path)
+    problem = _why_not_writable(path)
     return f"the run's directory isn't writable: {problem}" if problem else ""
 
 
-def _local(place: str | os.PathLike[str]) -> Path:
-    """The path of a place, without the ``file://`` that Lightning allows."""
+def _without_file_scheme(place: str | os.PathLike[str]) -> Path:
     return Path(_LOCAL_SCHEME.sub("/", os.fspath(place)))
 
 
@@ -288,10 +285,10 @@ def _is_address(path: Path) -> bool:
 
 
 def _folder_of_the_logger(trainer: Any) -> Any:
-    """Where the first logger keeps what is of this run alone, ``None`` if it does not say.
+    """Return where the first logger keeps this run's own files, ``None`` if unknown.
 
-    Loggers that do not say have ``save_dir`` for all their runs, in which MLflow takes every folder for an
-    experiment. There it is the folder in which ModelCheckpoint has its own.
+    Loggers without such a folder share ``save_dir`` between runs, and MLflow takes every folder in it for an
+    experiment. For these, it's the folder that ModelCheckpoint uses.
     """
     logger = trainer.loggers[0] if trainer.loggers else None
     if logger is None or not (logger.log_dir or logger.save_dir):
@@ -300,6 +297,6 @@ def _folder_of_the_logger(trainer: Any) -> Any:
         return logger.log_dir
     save_dir, problem = logger.save_dir, _why_not_here(logger.save_dir)
     if problem:
-        return save_dir  # which is told of it
+        return save_dir  # the caller reports the problem
     version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
     return Path(save_dir, str(logger.name), version)

@@ -1,7 +1,6 @@
-"""One loop, from the first step to the report: its instruments put together.
+"""One loop from its first step to its report, with all its instruments.
 
-Who runs the loop is a :class:`Loop`. All that is changed on a trainer or a model is undone by
-:meth:`Session.close`.
+A :class:`Loop` represents the loop. :meth:`Session.close` undoes all changes to a trainer or a model.
 """
 
 from __future__ import annotations
@@ -46,21 +45,21 @@ def _nothing() -> None:
 
 
 class Session:
-    """Measures one fit, or one evaluation loop.
+    """Measures one fit or evaluation loop.
 
     Args:
-        loop: who runs the loop; its phase source is in place until :meth:`close`.
-        guard: runs a function of ours so that an error in it cannot reach the loop.
+        loop: its phase source is in place until :meth:`close`.
+        guard: runs our code such that its errors can't reach the loop.
 
     Attributes:
-        thread: number of the thread in which the loop runs.
-        is_armed: whether the loop has begun.
+        thread: ID of the thread that runs the loop.
+        is_armed: whether the loop has started.
         is_finished: whether it has ended.
-        is_first: whether this rank reports for all; known when the loop begins.
-        announcements: of the first of several ranks; ``None`` where they cannot talk.
-        failure: the status of a loop of whose end our callback is not told.
-        message: to the first rank; ``None`` before the loop has ended well.
-        on_trace_ready: the user's, who wants the trace of each window and the report of it.
+        is_first: whether this rank reports for all; known when the loop starts.
+        announcements: from the first of several ranks; ``None`` if they can't communicate.
+        failure: status of a loop whose end our callback misses.
+        message: for the first rank; ``None`` before the loop has ended well.
+        on_trace_ready: the user's function for each window's trace and report.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class Session:
         self.ledger, self.phase_source, self.live = steps.ledger, steps.phase_source, steps.live
         self.ledger.on_failure = lambda: guard(self._stop_early)
         self._began_s = 0.0
-        self._setup: TrainingSetup | None = None  # this and what follows from arm() on
+        self._setup: TrainingSetup | None = None  # set by arm(), like all that follow
         self._results: Results | None = None
         self._memory: LoopMemory | None = None
         self._plan: Plan | None = None
@@ -100,7 +99,7 @@ class Session:
         self._cleanup.callback(self._uninstall)
         try:
             self._others = early_instruments(config, loop, self._cleanup)
-        except BaseException:  # nobody else has this session
+        except BaseException:  # nothing else holds this session
             self._cleanup.close()
             raise
         self.is_armed = self.is_finished = False
@@ -111,23 +110,21 @@ class Session:
 
     @property
     def run(self) -> Run | None:
-        """The newest facts that were saved or reported; ``None`` before the first."""
         return None if self._results is None else self._results.run
 
     @property
     def report(self) -> Report | None:
-        """That of the loop that has ended; ``None`` before."""
         return None if self._results is None else self._results.report
 
-    # Life
+    # Lifecycle
 
     def arm(self, directory: Path | None, why_there: str = "", check: Callable[[], None] = _nothing) -> None:
-        """The loop begins.
+        """Start with the loop.
 
         Args:
             directory: claimed for files; ``None`` writes none.
-            why_there: why it is not beside the run; ``""`` where it is.
-            check: called when the first step has ended.
+            why_there: why it isn't next to the run's files; ``""`` if it is.
+            check: called at the end of the first step.
         """
         loop, config, steps = self._loop, self._config, self._steps
         for one in self._others:
@@ -189,17 +186,17 @@ class Session:
             sampling.resume()
 
     def note(self, sentence: str) -> None:
-        """Say it in the report, once."""
+        """Add a sentence to the report, once."""
         if sentence not in self._notes:
             self._notes.append(sentence)
 
     def note_exception(self, exception: BaseException) -> None:
-        """An exception ends the loop; to be called before :meth:`stop`. Never raises."""
+        """Record an exception that ends the loop; to be called before :meth:`stop`. Never raises."""
         if self._memory is not None:
             self._memory.on_exception(exception, self.ledger.steps_ended)
 
     def stop(self, status: str) -> None:
-        """The loop is over: close the window and take our parts out.
+        """End with the loop: close the window and remove our parts.
 
         Args:
             status: for the report: ``finished``, ``interrupted`` or ``failed``.
@@ -220,7 +217,7 @@ class Session:
             self.ledger.ranges = None
         self.close()
         self._steps.close_device(has_finished=status == "finished")
-        ended_ns = self._clock()  # until here it is in the phase Profiler
+        ended_ns = self._clock()  # the phase Profiler ends here
         if self._results is not None:
             self._results.ended_ns = ended_ns
         self.live.flush()
@@ -242,10 +239,10 @@ class Session:
         """Report, after :meth:`stop`; does nothing the second time.
 
         Args:
-            messages: rank → its message, of the other ranks.
-            absent: rank → why there is none.
-            is_brief: whether a line is printed in the report's place.
-            on_report: is given what was reported.
+            messages: other ranks' messages, by rank.
+            absent: reasons for missing messages, by rank.
+            is_brief: whether to print one line instead of the report.
+            on_report: called with what was reported.
         """
         results = self._results
         if results is None or not self.is_armed or results.is_reported:
@@ -257,7 +254,7 @@ class Session:
             stack.callback(self._conclude, results, status, (messages, absent), is_brief, on_report)
             if results.outputs.has_terminal:
                 self._waiting.enter_context(show_waiting("lightning-modelprof: making the report"))
-            results.traces.wait()  # Ctrl-C costs what the traces say, and no more
+            results.traces.wait()  # Ctrl-C loses only results from traces
 
     def _conclude(
         self,
@@ -284,21 +281,20 @@ class Session:
         if status != "finished":
             self.print_report()
         if self._figures is not None:
-            self._figures.log_last()  # last: the user's loggers may take long
+            self._figures.log_last()  # last, as the user's loggers may be slow
 
     def add_outside_times(self) -> None:
-        """What comes after the loop is over, too: save the run and its report with it."""
         if self._results is not None:
             self._results.add_outside_times()
 
     def print_report(self) -> None:
-        """Print what was reported, if that was not done yet."""
+        """Print the report, if that wasn't done before."""
         if self._results is not None:
             self._results.outputs.print_report(self._loop.progress_bar)
 
     def close(self) -> None:
-        """Undo every change made to the trainer; safe to call at any time and more than once."""
-        with self._cleanup:  # whatever fails, the rest is undone
+        """Undo every change to the trainer; safe to call at any time and repeatedly."""
+        with self._cleanup:  # if anything fails, the rest is still undone
             if self._windows is not None:
                 self._cleanup.callback(self._windows.capture.abandon)
             if self._inspecting is not None:
@@ -307,16 +303,16 @@ class Session:
             self.ledger.ranges = self.ledger.inspection = self.ledger.repeated = None
 
     def _uninstall(self) -> None:
-        if self._waits:  # the delegate measures no more, and hears whether other callbacks raise
+        if self._waits:  # the delegate stops measuring, but still sees whether other callbacks raise
             self.phase_source.disarm()
         else:
             self._loop.take_out(self.phase_source)
 
     def _stop_early(self) -> None:
-        """An exception ended the loop, and another callback hears of it first: it may end the process."""
+        """Handle an exception that ended the loop before other callbacks do, as they may end the process."""
         if self.is_finished or not self.is_armed or self._results is None:
             return
-        # Callbacks are told while the exception is being handled.
+        # Callbacks run while the exception is being handled.
         exception = sys.exc_info()[1]
         if exception is not None:
             self.note_exception(exception)
@@ -330,7 +326,7 @@ class Session:
         self._results.save_end(self.failure)
 
     def abort(self) -> None:
-        """Something of ours failed: undo every change and save what was measured until now."""
+        """Undo every change and save the measurements so far, after an internal error."""
         self.is_finished = True
         self.close()
         if self._results is None:
@@ -343,7 +339,6 @@ class Session:
         self._results.traces.close()
 
     def save_aborted(self) -> None:
-        """After :meth:`abort`: save again if that failed, as what was missing then may be back."""
         if self._results is not None:
             self._results.save_aborted()
 
@@ -358,7 +353,7 @@ class Session:
             self._begin_step(plan, memory, figures)
 
     def _begin_step(self, plan: Plan, memory: LoopMemory, figures: ShownFigures) -> None:
-        """A step begins at which there is something to do; ``ledger.steps_ended`` is its number."""
+        """Do what is due at the start of a step; its number is ``ledger.steps_ended``."""
         steps, ledger, budget = self._steps, self.ledger, self._budget
         step, end_ns = ledger.steps_ended, ledger.step_end_ns
         now = budget.begin()
@@ -370,7 +365,7 @@ class Session:
             self._check()
         memory.growth.look(step)
         if self._sampling is None and ledger.ranges is None:
-            memory.look(step)  # not in a window: torch's Python tracer would record it
+            memory.look(step)  # not in a window, as torch's Python tracer would record it
         windows, inspecting = self._windows, self._inspecting
         if windows is not None and plan.is_window_due(step):
             with budget.asked_for(by_name=self._config.asks_for_window):
@@ -391,7 +386,7 @@ class Session:
         budget.end(slows_step=is_slowed)
 
     def _step_window(self, windows: WindowControl, step: int) -> None:
-        """Open or close a window, which the sampling thread is not to be seen in."""
+        """Open or close a window, from which the sampling thread must be absent."""
         sampling = self._sampling
         if windows.must_wait(step, None if self._inspecting is None else self._inspecting.inspection):
             return
@@ -411,17 +406,17 @@ class Session:
         return plan.next_due(step, upcoming)
 
     def _save_if_due(self, plan: Plan, step: int) -> None:
-        """Save what was measured, so that not even a kill loses it; seldom enough to cost nothing."""
+        """Save often enough that a kill loses little, and rarely enough to cost nothing."""
         if self._clock() < plan.next_save_ns:
             return
         save_ns = self._save()
-        self.ledger.tags |= StepTag.PROFILER_STOP  # the step that begins pays for it
-        # With slow steps and a long queue the next save would be due before a whole queue is used up, and
-        # no step were clean; but a save is short.
+        self.ledger.tags |= StepTag.PROFILER_STOP  # the step that starts pays for it
+        # With slow steps and a long queue, the next save would be due before the queue is used up, and no
+        # step would be clean; but a save is short.
         self._steps.stand_still(step, save_ns)
 
     def _save(self) -> int:
-        """Returns the nanoseconds that it took."""
+        """Return its duration in ns."""
         assert self._results is not None
         assert self._plan is not None
         begin_ns = self._clock()
@@ -429,7 +424,7 @@ class Session:
         return self._plan.save(begin_ns, self._clock())
 
     def meet_size(self, size: int) -> None:
-        """The running step's batch has another size than the one before."""
+        """Handle a running step whose batch size differs from the one before."""
         step, sizes = self.ledger.steps_ended, self._steps.sizes
         if self._plan is None or sizes is None:
             return
@@ -437,7 +432,7 @@ class Session:
         if self._inspecting is not None:
             self._inspecting.meet_size(step, size)
 
-    # As the owner of windows
+    # Owner of windows
 
     @property
     def rank(self) -> int:
@@ -470,7 +465,7 @@ class Session:
         if window.recorded_steps:
             self._budget.add_window(listed[-1].close_ns or 0)
         if len(listed) == 1:
-            self._plan.next_save_ns = 0  # at the same boundary: now there is something to look at
+            self._plan.next_save_ns = 0  # save at this boundary, as there's a first window to see
         if CLAIM.is_ending and not self.is_finished:
             self._results.save()
             CLAIM.rest()
@@ -482,18 +477,16 @@ class Session:
         path = folder / window.trace_file if folder is not None and window.trace_file else None
         try:
             self.on_trace_ready(path, report)
-        except Exception as error:  # the user's own
+        except Exception as error:  # the user's function failed
             self._warn(f"on_trace_ready raised {describe_error(error)}")
 
-    # What was measured
+    # Measurements
 
     def _warn_and_note(self, message: str) -> None:
-        """Warn, and say the same in the report."""
         self._warn(message)
         self._notes.append(message[0].upper() + message[1:] + ".")
 
     def _measured(self) -> RankRecord:
-        """The record of a loop that runs or has ended."""
         assert self._results is not None
         assert self._memory is not None
         traces, inspection = self._results.traces, None
@@ -516,5 +509,5 @@ class Session:
 
 
 def end_status(exception: BaseException | None) -> str:
-    """How a loop ends that an exception ends; Lightning makes SIGTERM a kind of SystemExit."""
+    """Return a loop's status after an exception; Lightning makes SIGTERM a kind of SystemExit."""
     return "interrupted" if isinstance(exception, KeyboardInterrupt | SystemExit) else "failed"

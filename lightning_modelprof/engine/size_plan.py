@@ -1,4 +1,4 @@
-"""Which sizes of batches are counted, where batches vary."""
+"""Choose which batch sizes to count, if they vary."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 
 MOST_COUNTED: Final = 16
-"""Steps of a loop that are counted for their size."""
+"""Maximum number of steps per loop to count for their size."""
 
 
 _LOOK_EVERY: Final = 25
-"""Steps between two looks at which parameters are trained, where copies are counted."""
+"""Steps between checks of which parameters are trained, if copies are counted."""
 
 
 _AGAIN_AFTER: Final = 25
-"""Steps after the first count in which a size is counted again."""
+"""Steps after the first count until a size is counted again."""
 
 
 _IN_A_ROW: Final = 3
-"""Steps in which it is: two networks may be trained in turns."""
+"""Number of steps in a row in which it is, as two networks may take turns."""
 
 
 _MOST_BETWEEN: Final = 10
-"""Of these, sizes in the reach of the counted ones; the others are left for those far from them."""
+"""Maximum number of these with sizes near counted ones; the rest is for sizes far from them."""
 
 
 class SizePlan:
-    """Decides, size by size, what to count.
+    """Decides which sizes to count.
 
     Args:
-        trained: which parameters are trained now: anything that can be compared.
+        trained: returns which parameters are trained now, as anything comparable.
 
     Attributes:
-        counts: what was counted, at first one for each size.
+        counts: results, at first one per size.
         note: why no more sizes are counted; ``""`` while they are.
-        again_at: the next step from which on a size is counted again.
+        again_at: first step at which a counted size is counted again.
     """
 
     def __init__(self, sizes: BatchShapes, trained: Callable[[], object]) -> None:
@@ -50,7 +50,7 @@ class SizePlan:
         self._trained_then: dict[Shapes, object] = {}  # when a copy was last counted with such a batch
         self._by_size = FlopsBySize(())
         self._num_between = 0
-        self._first_step = 0  # that was counted
+        self._first_step = 0  # first counted step
         self.counts: tuple[SizeCount, ...] = ()
         self.note = ""
         self.again_at = NEVER
@@ -74,11 +74,11 @@ class SizePlan:
         if self.counts and self._lies_between(shapes):
             self._num_between += 1
         is_again = self._by_size.counted_step(shapes) is not None
-        self.counts = (*self.counts, SizeCount(shapes=shapes, step=step, flops=_by_part(count)))
+        self.counts = (*self.counts, SizeCount(shapes=shapes, step=step, flops=_batch_flops(count)))
         if not is_again:
             self._by_size = FlopsBySize(self.counts)
         if why_not_by_size(self.counts):
-            self.again_at = NEVER  # nothing more can be learnt
+            self.again_at = NEVER  # there's nothing more to learn
         elif count.on_fake_tensors:
             self._trained_then[shapes], self.again_at = self._trained(), step + _LOOK_EVERY
         elif len(self.counts) == 1:
@@ -88,14 +88,13 @@ class SizePlan:
             self.again_at = step + 1 if passed < _AGAIN_AFTER + _IN_A_ROW - 1 else step + 2 * passed + 1
 
     def _may_differ(self, step: int, shapes: Shapes) -> bool:
-        """Whether it is worth counting a size once more."""
         if shapes not in self._trained_then or self._trained() != self._trained_then[shapes]:
             return True
         self.again_at = step + _LOOK_EVERY
         return False
 
     def stop(self, note: str) -> None:
-        """A step could not be counted: others of its kind cannot either."""
+        """Stop after a step that couldn't be counted, as similar steps can't be either."""
         self.note = note
 
     def _lies_between(self, shapes: Shapes) -> bool:
@@ -111,8 +110,7 @@ class SizePlan:
         )
 
 
-def _by_part(count: StepCount) -> tuple[PhaseFlops, ...]:
-    """FLOPs that depend on the batch."""
+def _batch_flops(count: StepCount) -> tuple[PhaseFlops, ...]:
     totals: Counter[tuple[str, str]] = Counter()
     for entry in count.operators:
         if entry.phase != "optimizer" and entry.operator not in FOURIER_OPERATORS:

@@ -1,4 +1,4 @@
-"""What times every step of a loop, from ``setup`` to the loop's end."""
+"""Time every step of a loop, from ``setup`` to the loop's end."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from lightning_modelprof.run.steps import NOT_MEASURED
 
 
 class StepTimes(Instrument):
-    """The phase source that hears of phases, the ledger that it feeds, and those who keep its steps.
+    """The phase source, the ledger that it feeds, and the consumers of its steps.
 
     Args:
-        budget: is told of the steps.
-        on_boundary: called where a step begins at which there is something to do.
+        budget: receives the steps.
+        on_boundary: called at the start of a step where something is due.
 
     Attributes:
-        sizes: of the batches; ``None`` where no FLOPs are counted.
-        slow: keeps the slowest steps with what went on.
+        sizes: of the batches; ``None`` if FLOPs aren't counted.
+        slow: keeps the slowest steps and what happened in them.
     """
 
     def __init__(
@@ -69,22 +69,21 @@ class StepTimes(Instrument):
         self.phase_source = loop.make_phase_source(self.ledger)
 
     def skip(self, skip_first: int) -> None:
-        """Leave out so many first steps; to be called before the first."""
+        """Skip the first ``skip_first`` steps; to be called before the first."""
         self.skip_first = self.recorder.skip_first = skip_first
         self.ledger.cpu.skip(skip_first)
 
     def begin(self) -> None:
-        """As of Instrument."""
         self.slow.start()
         self.ledger.cpu.start()
 
     def stand_still(self, step: int, paused_ns: int) -> None:
-        """The loop stood still until this step: the next ones find batches that workers made meanwhile."""
+        """Handle a pause before this step: the next ones find batches that workers made during it."""
         per_step_ns = self._budget.step_ns(self._clock() - paused_ns, step)
         self.recorder.drain(step, min(num_prefetched(self._loop), paused_ns // per_step_ns))
 
     def close_watches(self) -> None:
-        """No part of the user's is watched any more."""
+        """Stop watching the user's objects."""
         if self._repeated is not None:
             self._repeated.close()
 
@@ -95,7 +94,6 @@ class StepTimes(Instrument):
             self._device.close()
 
     def fields(self) -> Mapping[str, Any]:
-        """As of Instrument."""
         ledger = self.ledger
         return {
             "steps": self.recorder.steps(),
@@ -114,7 +112,7 @@ class StepTimes(Instrument):
         }
 
     def notes(self) -> list[str]:
-        """Collect the device's times; returns what there is to say of those that are missing."""
+        """Collect the device's times; return notes about missing ones."""
         notes, device = [], self._device
         if device is not None:
             device.collect()

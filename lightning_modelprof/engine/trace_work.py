@@ -1,6 +1,6 @@
-"""What follows when torch has written a window's trace: it is packed, analyzed and reported.
+"""Compress, analyze and report a window's trace after torch has written it.
 
-It needs neither torch nor the loop, so it is done beside the training (``engine/helper.py``).
+This needs neither torch nor the loop, so it runs in parallel with training (``engine/helper.py``).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ READS_IT: Final = "read it with lightning-modelprof analyze"
 
 
 class Problem(NamedTuple):
-    """Something that is to be warned of, once for each output."""
+    """A warning to give once per output."""
 
     output: str
     sentence: str
 
 
 class Setting(Record, frozen=True, kw_only=True):
-    """What is the same for all windows of one rank.
+    """What all windows of one rank have in common.
 
     Attributes:
         folder: of the run.
         loop: the Trainer's method.
-        all_ranks_command: brings the traces of all ranks into TensorBoard, where several record windows and
-            this one has an event file; ``""`` otherwise.
+        all_ranks_command: adds the traces of all ranks to TensorBoard; ``""`` unless several record windows
+            and this one has an event file.
     """
 
     folder: RunFolder
@@ -60,10 +60,10 @@ class TraceTask(Record, frozen=True, kw_only=True):
     """A window whose trace torch has written.
 
     Attributes:
-        raw: the trace as torch wrote it; it is removed once it is packed, or answered.
-        packs: whether it is packed and kept.
-        why_not: why it is packed and not analyzed; ``""`` if it is.
-        tag_folder: what TensorBoard calls the run; ``""`` if it does not get this window.
+        raw: the trace as torch wrote it; removed once it's compressed, or answered.
+        packs: whether to compress and keep it.
+        why_not: why it's compressed but not analyzed; ``""`` if it is.
+        tag_folder: the run's name in TensorBoard; ``""`` if that doesn't get this window.
     """
 
     window: Window
@@ -75,14 +75,14 @@ class TraceTask(Record, frozen=True, kw_only=True):
 
 
 class TraceAnswer(Record, frozen=True, kw_only=True):
-    """What became of it.
+    """Result of a :class:`TraceTask`.
 
     Attributes:
-        window: its number.
-        is_packed: whether the packed trace is in its place.
+        window: its index.
+        is_packed: whether the compressed trace is in place.
         note: why there are no facts; ``""`` if there are.
         summary: for TensorBoard's event file; ``None`` without.
-        report: of the trace; ``None`` if nobody asked, or it could not be analyzed.
+        report: of the trace; ``None`` if it wasn't requested, or the analysis failed.
     """
 
     window: int
@@ -94,11 +94,11 @@ class TraceAnswer(Record, frozen=True, kw_only=True):
 
 
 class ReportTask(Record, frozen=True, kw_only=True):
-    """A report of the whole loop is wanted, as far as it has come.
+    """Request for a report of the whole loop so far.
 
     Attributes:
-        run: what was measured, or the archive that has it.
-        trace_notes: window index → why there is nothing of its trace, of those that were not handed over.
+        run: measurements, or their archive.
+        trace_notes: why traces are missing, by window index, for those that weren't submitted.
     """
 
     run: Run | Path
@@ -107,10 +107,10 @@ class ReportTask(Record, frozen=True, kw_only=True):
 
 
 class ReportAnswer(Record, frozen=True, kw_only=True):
-    """The report, which is in its files.
+    """Result of a :class:`ReportTask`, whose files are written.
 
     Attributes:
-        report: the report; ``None`` if it could not be made.
+        report: ``None`` if it couldn't be made.
         summary: for TensorBoard's event file; ``None`` without.
     """
 
@@ -124,10 +124,10 @@ Answer: TypeAlias = TraceAnswer | ReportAnswer
 
 
 class TraceWork:
-    """Does the work, one task after the other.
+    """Does tasks, one after the other.
 
     Args:
-        facts: window index → facts, which were found elsewhere.
+        facts: found elsewhere, by window index.
 
     Attributes:
         facts: of the newest windows whose trace could be read.
@@ -143,10 +143,10 @@ class TraceWork:
             lambda sentence: self._problems.append(Problem(FILES, sentence)),
         )
         self.facts: dict[int, TraceFacts] = dict(facts or {})
-        self._notes: dict[int, str] = {}  # why there are none
+        self._notes: dict[int, str] = {}  # why there are no facts
 
     def do(self, task: Task, num_newer: int = 0) -> Answer:
-        """Do it; what fails of a trace is in its answer.
+        """Do a task; its answer reports failures with a trace.
 
         Args:
             num_newer: windows that wait behind it.
@@ -154,13 +154,13 @@ class TraceWork:
         return self._take_trace(task, num_newer) if isinstance(task, TraceTask) else self.report(task)
 
     def forget(self, task: Task) -> None:
-        """The task is answered: remove its raw trace, if that is not to stay."""
+        """Remove the raw trace of an answered task, unless it's kept."""
         if isinstance(task, TraceTask) and not task.packs:
             with contextlib.suppress(OSError):
                 task.raw.unlink()
 
     def clean_up(self, task: Task) -> None:
-        """Remove the files that whoever was killed in a task has not written to their end."""
+        """Remove the unfinished files of a process that was killed in a task."""
         folder = self._setting.folder
         paths = [folder.trace_path(task.window)] if isinstance(task, TraceTask) else folder.report_paths
         for path in filter(None, paths):
@@ -177,7 +177,7 @@ class TraceWork:
         return ReportAnswer(report=report, problems=tuple(self._problems), summary=summary)
 
     def _take_trace(self, task: TraceTask, num_newer: int) -> TraceAnswer:
-        """Put the trace in its place, and only then analyze it."""
+        """Save the trace first, then analyze it."""
         self._problems.clear()
         index, is_packed, wanted = task.window.index, False, _Wanted()
         name = self._setting.folder.trace_name(task.window)
@@ -186,7 +186,7 @@ class TraceWork:
         try:
             packed = self._setting.folder.trace_path(task.window)
             if task.packs and not task.raw.exists() and packed is not None and packed.exists():
-                is_packed = True  # by a process that came no further
+                is_packed = True  # by a process that was killed afterwards
                 trace = None if note else replace(read_trace(packed), source=name)
             else:
                 raw = task.raw.read_bytes()
@@ -199,7 +199,7 @@ class TraceWork:
                 wanted = self._analyze(task, trace)
         except TraceError as error:
             note = str(error)
-        except Exception as error:  # an error of ours, or no memory: what is timed goes on all the same
+        except Exception as error:  # an internal error, or no memory; timing continues anyway
             note = f"its trace couldn't be analyzed: {describe_error(error)}"
             self._problems.append(_please_report(f"window {index}: {note}"))
         if note:
@@ -214,7 +214,6 @@ class TraceWork:
         )
 
     def _analyze(self, task: TraceTask, trace: Trace) -> _Wanted:
-        """Keep what the trace says; returns what was asked for besides."""
         options, window = self._setting.options, task.window
         facts = TraceFacts(trace).complete()
         self.facts[window.index] = facts
@@ -229,7 +228,6 @@ class TraceWork:
         return _Wanted(summary, build_trace_report([facts], options) if task.wants_report else None)
 
     def _summary(self, make: Callable[[], DashboardEntry], tag_folder: str) -> bytes | None:
-        """What the dashboard shows, serialized; ``None`` where it is not wanted, or fails."""
         if not tag_folder:
             return None
         try:
@@ -239,7 +237,7 @@ class TraceWork:
                 figures = replace(report.summary, all_ranks_command=self._setting.all_ranks_command)
                 profile = replace(profile, report=replace(report, summary=figures))
             summary: bytes = profile_summary(profile, tag_of(profile, tag_folder)).SerializeToString()
-        except Exception as error:  # the report does without
+        except Exception as error:  # the report can do without
             what = "the dashboard"
             self._problems.append(Problem(what, f"couldn't write to {what}: {describe_error(error)}"))
             return None
@@ -252,5 +250,5 @@ class _Wanted(NamedTuple):
 
 
 def _please_report(what: str) -> Problem:
-    """To be called while the error is being handled."""
+    """Must be called while the error is being handled."""
     return Problem(what, f"{what}. Please report this:\n{traceback_text()}")

@@ -1,4 +1,4 @@
-"""The traces of windows: handed to who packs and analyzes them, and what comes back."""
+"""Submit windows' traces for compression and analysis, and handle the results."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from lightning_modelprof.run.records import Run, Window
 from lightning_modelprof.units import digits
 
 _FIRST_WINDOWS: Final = 16
-"""All of them are for the dashboard, of later ones eight each time that their number doubles."""
+"""These all go to the dashboard; of later ones, eight each time their number doubles."""
 
 
 def is_for_dashboard(index: int) -> bool:
-    """Whether a window goes to the event file, which TensorBoard holds in memory; traces have all."""
+    """Whether a window goes to TensorBoard's in-memory event file; every window keeps its trace."""
     return index < _FIRST_WINDOWS or index % (1 << (index.bit_length() - 4)) == 0
 
 
 _ANALYZED_LIMITS: Final = 2
-"""A trace larger than so many times ``max_trace_mb`` is saved and not analyzed: one step made it so large."""
+"""Traces larger than this times ``max_trace_mb``, due to a single step, are saved but not analyzed."""
 
 
 _NO_ROOM_BYTES: Final = 1 << 16
@@ -46,15 +46,14 @@ _NO_ROOM_BYTES: Final = 1 << 16
 
 
 class Traces:
-    """Hands over the traces of one rank, and has the report of its loop made.
+    """Submits the traces of one rank, and requests its loop's report.
 
     Args:
-        max_trace_mb: traces much larger than this are not analyzed.
+        max_trace_mb: traces much larger than this aren't analyzed.
 
     Attributes:
         windows: those that closed.
-        on_trace: called with each window whose trace was analyzed, and the report of it; ``None`` if nobody
-            asks for that.
+        on_trace: called with each analyzed window and its report; ``None`` if not requested.
     """
 
     def __init__(
@@ -65,16 +64,16 @@ class Traces:
         self._setting = setting
         self._max_trace_mb = max_trace_mb
         self._helper: Helper | None = None
-        self._handed_over: dict[int, Path] = {}  # windows without an answer, and their raw traces
-        self._analyzed: deque[int] = deque(maxlen=SHOWN_WINDOWS)  # the newest windows whose facts are known
+        self._handed_over: dict[int, Path] = {}  # raw traces of windows without an answer
+        self._analyzed: deque[int] = deque(maxlen=SHOWN_WINDOWS)  # newest windows whose facts are known
         self._reporter: TraceWork | None = None  # once the loop is over
         self._run_summary: bytes | None = None  # of the newest report
         self.on_trace: Callable[[Window, Report], None] | None = None
 
     def add(self, window: Window, raw_path: Path | None, clock: Callable[[], int]) -> None:
-        """Take over a window that closed, with its raw trace if there is one."""
+        """Add a window that closed, with its raw trace if there is one."""
         begin_ns = clock()
-        self.windows.add(window)  # first: Ctrl-C while its trace is taken must not lose it
+        self.windows.add(window)  # first, so that Ctrl-C while its trace is taken doesn't lose it
         if raw_path is not None:
             self._hand_over(window, raw_path)
         if window.close_ns is not None:
@@ -82,7 +81,7 @@ class Traces:
         self.windows.list_fewer()
 
     def _hand_over(self, window: Window, raw_path: Path) -> None:
-        """Give the newest window's trace the name of one that is whole; have it packed and analyzed."""
+        """Rename the newest window's trace to mark it as complete, then submit it."""
         self.windows.trace_notes[window.index] = (
             f"training was interrupted while its trace was saved; torch's own file is {raw_path.name}"
         )
@@ -109,7 +108,7 @@ class Traces:
         if self._helper is None:
             self._helper = make_helper(self._setting)
         if self._helper.problem:
-            self._leave(self._handed_over)
+            self._keep_unanalyzed(self._handed_over)
             return
         self._helper.send(
             TraceTask(
@@ -128,7 +127,7 @@ class Traces:
         return f"the process that analyzes traces {problem or 'lost its results'}; {READS_IT}"
 
     def poll(self) -> None:
-        """Take the answers that have come; waits for nothing."""
+        """Handle the answers that have arrived; doesn't wait."""
         helper = self._helper
         if helper is None or not (helper.num_open or self._handed_over):
             return
@@ -142,10 +141,10 @@ class Traces:
                 self._outputs.warn_once(
                     "the helper", f"{self._without_helper}. {subject} continues without it"
                 )
-            self._leave(self._handed_over)
+            self._keep_unanalyzed(self._handed_over)
 
     def wait(self) -> None:
-        """Wait until all windows are analyzed; Ctrl-C ends that."""
+        """Wait until all windows are analyzed, or for Ctrl-C."""
         helper = self._helper
         if helper is None:
             return
@@ -160,12 +159,12 @@ class Traces:
             raise
 
     def ask_for_report(self, archive: Path | None) -> None:
-        """Have the report of a loop that runs written, if there is more to say of its windows."""
+        """Request the report of a running loop, if a helper has its windows."""
         if self._helper is not None and archive is not None and not self._helper.problem:
             self._helper.send(ReportTask(run=archive, trace_notes=self.windows.trace_notes))
 
     def make_report(self, run: Run) -> Report:
-        """The report of a loop that is over, written to its files."""
+        """Make the report of a finished loop and write its files."""
         if self._reporter is None:
             facts = {} if self._helper is None else self._helper.facts()
             self._note_lost(facts)
@@ -179,14 +178,13 @@ class Traces:
         return answer.report
 
     def _note_lost(self, facts: Collection[int]) -> None:
-        """What these traces say is known to nobody any more: whoever has analyzed them could not tell."""
         lost = [index for index in self._analyzed if index not in facts]
         self.windows.trace_notes |= dict.fromkeys(lost, self._without_helper)
         if lost:
             self._outputs.warn_once("the helper", f"{self._without_helper}. The report doesn't include them")
 
     def write_run_profile(self, step: int) -> None:
-        """Give TensorBoard what the dashboard shows of the newest report."""
+        """Write the dashboard's entry for the newest report to TensorBoard."""
         if self._run_summary is not None:
             self._outputs.write_profile(self._run_summary, step)
 
@@ -214,8 +212,7 @@ class Traces:
             self.on_trace(window, answer.report)
         self.windows.remove_old_traces(self._handed_over)
 
-    def _leave(self, windows: dict[int, Path]) -> None:
-        """Nobody analyzes them any more."""
+    def _keep_unanalyzed(self, windows: dict[int, Path]) -> None:
         assert self._helper is not None
         for index, raw_path in windows.items():
             if self._helper.problem != INTERRUPTED:
@@ -225,7 +222,7 @@ class Traces:
 
     @property
     def helper_cpu_ns(self) -> int | None:
-        """CPU time of who analyzed them beside the training; ``None`` if nobody did, or that is unknown."""
+        """CPU time of the helper; ``None`` without one, or if unknown."""
         return None if self._helper is None else self._helper.cpu_ns
 
     def _why_not_analyzed(self, num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""The windows of a loop: which there are to be, and those that closed, with what became of their traces."""
+"""Windows of a loop: those to record, and those that closed, with the state of their traces."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from lightning_modelprof.run.steps import StepTag
 
 FIRST_LISTED: Final = 16
 NEWEST_LISTED: Final = 64
-"""Windows that a run lists: with one every hundred steps there can be a hundred thousand."""
+"""Limit on the windows that a run lists; one every hundred steps can make a hundred thousand."""
 
 
 def make_capture(
     config: ProfileConfig, loop: Loop, owner: WindowOwner, clock: HostClock, theirs: Any = None
 ) -> Capture | None:
-    """The windows that a configuration asks for; ``None`` if it asks for none.
+    """Make the windows that a configuration requests; ``None`` if it requests none.
 
     Args:
-        theirs: the user's own profiler of Lightning's.
+        theirs: the user's own Lightning profiler.
     """
     recording = recording_ranks(config, loop.world_size)
     if not config.schedule.active or not recording or _is_of_torch(theirs):
         return None
-    # Without an optimizer step, ranks do not wait for each other.
+    # Without an optimizer step, ranks don't wait for each other.
     lag = loop.accumulate - 1 if loop.world_size > 1 else None
     options = CaptureOptions(
         activities=config.activities,
@@ -56,7 +56,7 @@ def make_capture(
 
 
 def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any = None) -> str:
-    """Why a rank records nothing though windows were asked for; ``""`` if it records, or none was."""
+    """Why a rank records none of the requested windows; ``""`` if it records, or none was requested."""
     recording = recording_ranks(config, world_size)
     if config.schedule.active and _is_of_torch(theirs):
         return (
@@ -77,7 +77,7 @@ def why_no_window(config: ProfileConfig, rank: int, world_size: int, theirs: Any
 
 
 def _is_of_torch(profiler: Any) -> bool:
-    """By name: lightning and pytorch_lightning each have a PyTorchProfiler of their own."""
+    """Check by name, as lightning and pytorch_lightning each have a PyTorchProfiler."""
     return any(kind.__name__ == "PyTorchProfiler" for kind in type(profiler).__mro__)
 
 
@@ -88,14 +88,14 @@ def recording_ranks(config: ProfileConfig, world_size: int) -> Collection[int]:
 
 
 class Windows:
-    """The windows of one rank that closed.
+    """One rank's windows that closed.
 
     Args:
-        keep: traces that stay on disk besides the first; ``None`` means all.
+        keep: traces to keep on disk in addition to the first; ``None`` means all.
 
     Attributes:
-        listed: in order: the first and the newest of them.
-        trace_notes: window index → why there is nothing of its trace.
+        listed: the first and the newest of them, in order.
+        trace_notes: why traces are missing, by window index.
         warn: called with one sentence.
     """
 
@@ -117,15 +117,15 @@ class Windows:
         self.trace_notes: dict[int, str] = {}
 
     def raw_path(self, window: Window) -> Path:
-        """Where torch writes the trace: beside its place, or in the temporary folder."""
-        # torch cannot write to a folder whose name has a line break, or is not UTF-8.
+        """Return where torch writes the trace: next to its final place, or in the temporary folder."""
+        # torch can't write to a folder whose name has a line break or isn't UTF-8.
         if self._outputs.folder.path is not None and str(self._outputs.folder.path).isprintable():
             name = Path(self._outputs.folder.trace_name(window))
             path = self._outputs.folder.path / name.with_name(f".{name.stem}")
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
             except OSError:
-                pass  # the tables need the trace all the same; saving it will say what is wrong
+                pass  # the tables still need the trace, and saving it will report the problem
             else:
                 return path
         handle = tempfile.NamedTemporaryFile(suffix=".pt.trace.json", delete=False)  # noqa: SIM115
@@ -145,13 +145,13 @@ class Windows:
         self.listed[-1] = replace(self.listed[-1], **changes)
 
     def note_newest(self, note: str) -> None:
-        """There is no trace of the newest window: say why."""
+        """Note why the newest window has no trace."""
         window = self.listed[-1]
         self.trace_notes[window.index] = note
         self.listed[-1] = _with_note(window, note)
 
     def find(self, index: int) -> Window | None:
-        """A window of that index; ``None`` if it is not listed."""
+        """Return the window with that index; ``None`` if it isn't listed."""
         return next((one for one in self.listed if one.index == index), None)
 
     def list_fewer(self) -> None:
@@ -174,7 +174,7 @@ class Windows:
         )
 
     def keep_raw(self, index: int, raw_path: Path) -> None:
-        """A trace was not packed, or nobody knows: it stays as it is, where there is a folder for it."""
+        """Keep a trace that isn't compressed, or may not be, if there's a folder for it."""
         directory = self._outputs.folder.path
         if directory is None or raw_path.parent != (directory / TRACES):
             with contextlib.suppress(OSError):
@@ -186,10 +186,10 @@ class Windows:
                 self.listed[place] = replace(window, trace_file=found)
 
     def remove_old_traces(self, handed_over: Collection[int]) -> None:
-        """The first trace stays, because later ones can be compared with it, and the newest stay.
+        """Remove all traces but the newest and the first, which later ones can be compared with.
 
         Args:
-            handed_over: windows whose traces are not packed yet.
+            handed_over: windows whose traces aren't compressed yet.
         """
         keep = self._keep
         if keep is None:
@@ -232,14 +232,14 @@ class WindowControl:
         self._agreement = agreement
         self._loop = loop
         self._is_asked_for = config.asks_for_window
-        # Several ranks end at the same batch instead, on which they agree before training.
+        # Several ranks instead end at the same batch, on which they agree before training.
         self._stops_loop = config.stop_after_profile and loop.kind.is_fit and loop.world_size == 1
 
     def must_wait(self, step: int, inspection: Inspection | None) -> bool:
-        """Whether the window that is to begin comes later, as nobody has asked for it.
+        """Postpone a window that wasn't requested, if there's no time; return whether it did.
 
         Args:
-            inspection: its count says how large a trace will be; ``None`` without.
+            inspection: its count predicts the trace's size; ``None`` without.
         """
         if self._is_asked_for or not self.capture.may_wait:
             return False
@@ -255,7 +255,7 @@ class WindowControl:
         return wait > 0
 
     def begin_step(self, step: int) -> StepTag:
-        """Open, go on with or close a window; returns the tags that it gives the step that begins."""
+        """Open, continue or close a window; return the tags that it gives the step that starts."""
         steps, capture = self._steps, self.capture
         if not capture.is_open:
             steps.live.poll()

@@ -1,4 +1,4 @@
-"""The workers of a loop's dataloaders, as an instrument of its session."""
+"""Measure the workers of a loop's dataloaders."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class WatchesLoaders(Protocol):
     """A loop that knows when the workers of its dataloaders are about to start."""
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """Tell ``watched`` of dataloaders before their workers start, until ``cleanup``."""
+        """Report dataloaders to ``watched`` before their workers start, until ``cleanup``."""
 
 
 class WorkerProfiling(Instrument):
-    """Looks into the workers until ``cleanup``."""
+    """Profiles the workers until ``cleanup``."""
 
     def __init__(self, config: ProfileConfig, loop: Loop, cleanup: ExitStack) -> None:
         self._loop = loop
@@ -34,7 +34,7 @@ class WorkerProfiling(Instrument):
             loop.watch_loaders(probes, cleanup)
 
     def begin(self) -> None:
-        with suppress(Exception):  # the loop's loaders are not known
+        with suppress(Exception):  # the loop's loaders are unknown
             self._probes.begin(self._loop.loaders())
 
     def poll(self) -> None:
@@ -52,5 +52,5 @@ class WorkerProfiling(Instrument):
 
 
 def worker_profiling(config: ProfileConfig, loop: Loop, cleanup: ExitStack) -> WorkerProfiling | None:
-    """``None`` if it isn't wanted."""
+    """Make the instrument; ``None`` if it isn't wanted."""
     return WorkerProfiling(config, loop, cleanup) if config.inspect.workers else None

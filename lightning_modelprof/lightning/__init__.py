@@ -1,1 +1,1 @@
-"""All that knows Lightning."""
+"""Everything that depends on Lightning."""

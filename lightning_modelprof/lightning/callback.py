@@ -1,9 +1,9 @@
-"""ModelProfCallback: a session per loop from ``setup`` to ``teardown``, and how it is copied and pickled.
+"""ModelProfCallback: a session per loop from ``setup`` to ``teardown``, copying and pickling.
 
-A file that holds a callback, as one of a model that keeps the arguments of its Trainer, is opened by others:
-where this package is not installed, or by a loader that knows Lightning's classes only. So a file has a bare
-``Callback`` of Lightning's with our arguments as plain attributes, which does nothing. Copies, and what goes
-to another process of the same program, measure.
+A file with a callback, such as that of a model that keeps its Trainer's arguments, may be opened where this
+package isn't installed, or by a loader that knows only Lightning's classes. So files get Lightning's bare
+``Callback`` with our arguments as plain attributes, which does nothing. Copies, and pickles for another
+process of the same program, do measure.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from lightning_modelprof.signals import children_later
 
 _EMPTY_HOOKS: Final = ("on_before_zero_grad", "on_after_backward", "on_before_optimizer_step")
 _INSPECTION_HOOKS: Final = ("on_before_backward", "on_train_batch_end")
-"""Hooks of every step of a fit: of no use to us, and of use in a step that is inspected."""
+"""Hooks at every step of a fit: some never do anything, and some only in an inspected step."""
 
 _PROCESSES: Final = "multiprocessing.reduction"
 _CLOUD: Final = "cloudpickle"
-"""Part of the module's name; joblib and Ray have copies of it below their own."""
+"""Part of the module's name; joblib and Ray have copies of it inside their own packages."""
 
 _PACKAGES: Final = ("pytorch_lightning", "lightning")
 
@@ -103,11 +103,11 @@ class ModelProfCallback(SessionKeeper, Callback):
             doesn't support them.
     """
 
-    # A plain attribute: Lightning reads it at every hook, and its own property is slower.
+    # A plain attribute, as Lightning reads it at every hook and its own property is slower.
     state_key: str = "ModelProfCallback"
 
-    _original: weakref.ref[ModelProfCallback] | None = None  # that this one is a copy of
-    _has_own_results = False  # not those of a copy
+    _original: weakref.ref[ModelProfCallback] | None = None  # the callback that this one is a copy of
+    _has_own_results = False  # rather than those of a copy
     _package = ""  # of the Trainer that ran it
 
     @explain_unknown_arguments
@@ -138,7 +138,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     ) -> None:
         config = make_config({name: value for name, value in locals().items() if name in FIELDS})
         super().__init__(config)
-        with suppress(Exception):  # of another torch or pytorch_lightning
+        with suppress(Exception):  # torch or pytorch_lightning may be another version
             register_safe_globals(ModelProfCallback, Callback)
 
     @classmethod
@@ -165,7 +165,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         """
         return "" if self._session is None else self._session.live.step_info(unit)
 
-    # All loops, in the order in which the hooks come
+    # All loops, in the order of the hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check everything that can be checked, then stand in for the trainer's profiler."""
@@ -183,14 +183,14 @@ class ModelProfCallback(SessionKeeper, Callback):
         has_others = ignore_repeats(self, trainer, ModelProfCallback)
         check_machine(self.config)
         check_ignored(self.config, pl_module)
-        # The first rank's counts for all.
+        # The first rank's folder counts for all.
         self._directory, self._why_there = wanted_folder(self.config, trainer)
         self._is_cut_off = False
         try:
             self._begin(trainer)
         except ConfigError:
             raise
-        except Exception:  # what was refused on purpose has been refused: this is our own fault
+        except Exception:  # intended errors are raised above, so this is our own fault
             self._step_aside()
         if has_others and self._session is not None:
             self._session.note(IGNORED_CALLBACK)
@@ -207,7 +207,7 @@ class ModelProfCallback(SessionKeeper, Callback):
                     self._guard(lambda: session.note_exception(exception))
                 self._stop_session(status)
                 self._finish(status, {}, {})
-        finally:  # after an exception there is no teardown; Ctrl+C may come again
+        finally:  # there's no teardown after an exception; Ctrl+C may come again
             self._leave()
             self._forget_module()
 
@@ -217,13 +217,13 @@ class ModelProfCallback(SessionKeeper, Callback):
             return
         session, loop_kind = self._session, self._loop_kind
         has_no_report = session is not None and not session.is_armed and not loop_kind.is_fit
-        # Lightning skips a loop without batches, hooks and all; its tuners leave before a loop begins.
+        # Lightning skips a loop without batches, including its hooks; its tuners leave before a loop starts.
         if has_no_report and getattr(getattr(trainer, loop_kind.trainer_attribute, None), "skip", False):
             warn(f"{loop_kind.subject} had no batches, so it has no report")
         self._leave()
         self._forget_module()
 
-    # A fit
+    # Fit
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Propose to the other ranks where training ends, if windows end it: before it begins."""
@@ -233,7 +233,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         """Begin to measure; the trial fits of Lightning's tuners do not come here."""
         self._guard(lambda: self._agree_on_stop(trainer))
         self._ledger = self._arm(trainer, pl_module)
-        # Whoever else calls our hooks, as a callback around this one does, expects them to be there.
+        # Other callers of our hooks, such as a callback that wraps this one, expect them to exist.
         self._is_called_by_lightning = any(one is self for one in trainer.callbacks)
         self._pass_over((*_EMPTY_HOOKS, *_INSPECTION_HOOKS))
 
@@ -244,7 +244,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         ledger = self._ledger
         if ledger is None:
             return
-        # Spelled out, as is done at every step: ledger.needs_batch_start
+        # Inlined ledger.needs_batch_start, as this runs at every step
         if (ledger.batch_ended or not ledger.batch_began) and self._session is not None:
             self._guard(ledger.begin_batch)
         self._meet_batch(ledger, batch)
@@ -275,7 +275,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """After an epoch without a single step: Lightning does not tell us when steps end."""
         inspection = None if self._ledger is None else self._ledger.inspection
-        if inspection is not None:  # on_train_batch_start returned -1, and that batch has no end
+        if inspection is not None:  # on_train_batch_start returned -1, so that batch has no end
             self._guard(lambda: inspection.end_batch(failed=True))
         session = self._session
         if session is not None and session.is_armed:
@@ -335,14 +335,14 @@ class ModelProfCallback(SessionKeeper, Callback):
     # Copies and pickles
 
     def __copy__(self) -> Any:
-        """One that measures, with the same arguments and results."""
+        """Copy arguments and results; the copy measures, too."""
         made = self._blank()
         vars(made).update({**self.__getstate__(), "_original": made._original})
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The same; results do not change, so they are shared."""
-        made = memo[id(self)] = self._blank()  # first: what samples_fn is bound to may hold us
+        """Like :meth:`__copy__`; results don't change, so they're shared."""
+        made = memo[id(self)] = self._blank()  # first, as samples_fn may be bound to something that holds us
         memo.update({id(one): one for one in (self.report, self.run)})
         vars(made).update({**copy.deepcopy(self.__getstate__(), memo), "_original": made._original})
         return made
@@ -353,18 +353,18 @@ class ModelProfCallback(SessionKeeper, Callback):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is of a loop, or of this process."""
+        """Leave out what belongs to a loop or to this process."""
         return {**super().__getstate__(), "_original": None, "_has_own_results": False}
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """For other processes the callback itself, and for files a bare one of Lightning's."""
-        pickler = sys._getframe(1).f_globals.get("__name__", "")  # nothing else tells who asks
+        """Pickle the callback itself for other processes, and Lightning's bare one for files."""
+        pickler = sys._getframe(1).f_globals.get("__name__", "")  # the only way to identify the pickler
         if pickler == _PROCESSES or _CLOUD in pickler:
             return copyreg.__newobj__, (type(self),), self.__getstate__()  # type: ignore[attr-defined]
         return self._bare_class(), (), self._plain_arguments()
 
     def _bare_class(self) -> type:
-        """Lightning's own class, of the package whose Trainer ran it."""
+        """Lightning's own class, from the package whose Trainer ran this callback."""
         classes = [kind for kind in type(self).__mro__ if kind.__name__ == "Callback"]
         if self._package == "pytorch_lightning":
             classes.insert(0, sys.modules[self._package].Callback)
@@ -373,7 +373,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     def _plain_arguments(self) -> dict[str, Any]:
         try:
             return self.config.as_plain()
-        except Exception:  # an invalid value was never used, and must not keep a model from being saved
+        except Exception:  # an invalid value was never used, and must not prevent saving a model
             return {}
 
     def _enter(self, trainer: Any, loop_kind: LoopKind) -> None:
@@ -390,12 +390,12 @@ class ModelProfCallback(SessionKeeper, Callback):
 
 
 def register_safe_globals(own: type, lightnings: type) -> None:
-    """Have files opened by ``torch.load`` that hold a callback, and older Trainers take ours.
+    """Let ``torch.load`` open files that contain a callback, and older Trainers accept ours.
 
     Args:
-        own: class of our callback; a ``pytorch_lightning`` before 2.6 refuses what is no ``Callback`` of its
-            own, so that becomes another base.
-        lightnings: what stands for it in files.
+        own: class of our callback; ``pytorch_lightning`` before 2.6 accepts only its own ``Callback``, so
+            that becomes another base.
+        lightnings: class that represents it in files.
     """
     torch.serialization.add_safe_globals([lightnings])
     other = sys.modules.get("pytorch_lightning")

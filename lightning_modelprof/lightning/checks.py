@@ -1,4 +1,4 @@
-"""What is refused before training starts because of the trainer or the machine it runs on."""
+"""Refuse settings that don't fit the trainer or the machine before training starts."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from lightning_modelprof.measure.stored import modules_of, named_modules
 
 
 def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) -> Any:
-    """The first of the trainer's callbacks of ours; those that want the same as it have nothing to do.
+    """Return the first of our callbacks on the trainer; others with the same arguments do nothing.
 
-    There are such where a callback comes through an entry point of ``lightning.pytorch.callbacks_factory``:
-    Lightning puts it into the list it is given, and a list that is used again has it twice. One that the
-    environment asks for has nothing to do where the program has one of its own.
+    There are several if one comes from a ``lightning.pytorch.callbacks_factory`` entry point: Lightning puts
+    it into the list it's given, so a list that's used again has it twice. One that the environment requests
+    does nothing if the program has its own.
 
     Args:
-        callback: of ours; it is not among the trainer's when one of these hands its hooks on to it.
+        callback: one of ours; it isn't among the trainer's if one of these passes its hooks on to it.
 
     Raises:
-        ConfigError: when another one wants something else.
+        ConfigError: when another one has different arguments.
     """
     ours = [one for one in trainer.callbacks if isinstance(one, callback_type)]
     if not any(one is callback for one in ours):
         ours.append(callback)
     ours = [one for one in ours if not one.is_from_environment] or ours[:1]
-    # As it is written down: of functions their names, as each call of a factory makes functions anew.
+    # Compare plain values, with functions by name, as each call of a factory makes new functions.
     if any(one.config.as_plain() != ours[0].config.as_plain() for one in ours):
         raise ConfigError(
             f"Trainer(callbacks=...): expected one ModelProfCallback, got {len(ours)} with different"
@@ -38,12 +38,12 @@ def measuring_callback(callback: Any, trainer: Any, callback_type: type[Any]) ->
 
 
 def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> bool:
-    """Warn of the trainer's other callbacks of ours, and have hooks of the one that measures called once.
+    """Warn about more of our callbacks on the trainer, and make sure that one's hooks are called only once.
 
     Returns:
         Whether there are others.
 
-    Lightning may be going through the list right now, which bears that something goes behind the first place.
+    Lightning may be iterating over the list right now, so only entries after the first are removed.
     """
     callbacks = trainer.callbacks
     places = [place for place, one in enumerate(callbacks) if isinstance(one, callback_type)]
@@ -62,12 +62,12 @@ def ignore_repeats(callback: Any, trainer: Any, callback_type: type[Any]) -> boo
 
 
 def check_ignored(config: ProfileConfig, pl_module: Any) -> None:
-    """Refuse names in ``ignore_modules`` that are no class and no path of a module.
+    """Refuse names in ``ignore_modules`` that aren't classes or paths of modules.
 
-    A LightningModule that makes its modules in ``configure_model`` has none yet: the report says it then.
+    A LightningModule that makes its modules in ``configure_model`` has none yet; then the report names them.
 
     Raises:
-        ConfigError: with the nearest name that there is.
+        ConfigError: with the nearest existing name.
     """
     classes = [kind for kind in type(pl_module).__mro__ if "configure_model" in vars(kind)]
     if not config.inspect.ignore_modules or classes[0].__name__ != "ModelHooks":

@@ -1,8 +1,7 @@
-"""Which kind of action a name of Lightning's profiler interface is: decided once per name.
+"""Choose the action for each name in Lightning's profiler interface, once per name.
 
-Names look like ``[LightningModule]Net.on_before_backward``: owner, class or state, hook. They are the same
-from Lightning 2.2 to 2.6 but nowhere promised; ``tests/lightning/test_contract_lightning.py`` holds it to
-them.
+Names look like ``[LightningModule]Net.on_before_backward``: owner, class or state, hook. They're the same
+from Lightning 2.2 to 2.6 but not guaranteed; ``tests/lightning/test_contract_lightning.py`` checks them.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ PHASE_OF_HOOK: Final[dict[str, str]] = {
     "configure_gradient_clipping": "clip",
     "lr_scheduler_step": "lr_scheduler",
 }
-"""Hook name (what follows the last dot of an action name) → phase key."""
+"""Phase key by hook name, which follows the last dot of an action name."""
 
 
-# These happen inside batch_to_device, where their time belongs anyhow.
+# These happen inside batch_to_device, whose phase their time belongs to.
 INSIDE_TRANSFER: Final = {"transfer_batch_to_device", "on_after_batch_transfer"}
 
 
@@ -63,15 +62,15 @@ MODEL_ZERO_GRAD: Final = "on_validation_model_zero_grad"
 
 
 MODEL_EVAL: Final = "on_validation_model_eval"
-"""Hooks of the module with which a validation loop inside a fit begins."""
+"""Module hooks with which a validation loop inside a fit starts."""
 
 
 ENDS_BATCHES: Final[dict[str, int]] = {"on_validation_epoch_end": EPOCH_END, "on_validation_end": OTHER}
-"""Hook after the last batch of a validation → the part that lasts from there to the next one."""
+"""Hooks after a validation's last batch, with the part that lasts from there to the next one."""
 
 
 class ActionTable(dict[str, Action]):
-    """Action name → action, filled the first time a name is seen."""
+    """Actions by name, made on first use."""
 
     def __init__(self, make: Callable[[str], Action]) -> None:
         super().__init__()
@@ -84,14 +83,14 @@ class ActionTable(dict[str, Action]):
 
 
 class Classifier:
-    """Makes the actions of one fit, and what an evaluation loop shares with it.
+    """Makes the actions of one fit, and those it shares with an evaluation loop.
 
     Args:
-        trainer: whose callbacks, strategy and module the actions are about.
-        own_prefix: start of the action names of our own callback; they are not measured.
+        trainer: its callbacks, strategy and module are the subjects of actions.
+        own_prefix: start of our own callback's action names, which aren't measured.
 
     Attributes:
-        actions: action name → action while the loop runs.
+        actions: by name, while the loop runs.
     """
 
     def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str) -> None:
@@ -102,11 +101,10 @@ class Classifier:
 
     @property
     def _is_manual(self) -> bool:
-        """Whether the module steps its optimizers itself; ``manual_backward`` needs other actions."""
+        """Manual optimization, in which ``manual_backward`` needs other actions."""
         return not self._trainer.lightning_module.automatic_optimization
 
     def _make(self, name: str) -> Action:
-        """The action of a name while the loop runs."""
         ledger = self._ledger
         hook = name.rpartition(".")[2]
         if name == "run_training_epoch":
@@ -135,7 +133,6 @@ class Classifier:
         return CallbackAction(self._ledger)
 
     def _hook(self, name: str, hook: str) -> Action:
-        """Hooks of the LightningModule, the DataModule, the Strategy and the loops."""
         ledger = self._ledger
         if name.startswith("[LightningModule]") and hook == "on_train_batch_end":
             return BatchEndAction(ledger, self._module_hook(name, hook))
@@ -162,12 +159,12 @@ class Classifier:
         return PhaseAction(self._ledger, PHASE_INDEX["module_hooks"])
 
     def while_idle(self, name: str) -> Action:
-        """Nothing is measured by actions, but how the loop ends matters all the same."""
+        """Measure nothing, except how the loop ends."""
         is_exception_hook = name.startswith("[Callback]") and name.endswith(".on_exception")
         return self.actions[name] if is_exception_hook else INHERIT
 
     def in_validation(self, name: str) -> Action:
-        """Inside validation callbacks and checkpoints are told apart; the rest is one of its parts."""
+        """Tell callbacks and checkpoints apart inside validation; the rest is one of its parts."""
         ledger, hook = self._ledger, name.rpartition(".")[2]
         if name.startswith("[Callback]") and hook in ENDS_BATCHES:
             return PartBeginAction(ledger, ENDS_BATCHES[hook], self.actions[name])
@@ -176,11 +173,10 @@ class Classifier:
         if hook == "on_validation_model_train":
             return ValidationEndAction(ledger, self._model_hook_part(hook))
         if hook in {"train_dataloader_next", "lr_scheduler_step"} or name == "run_training_epoch":
-            return self.actions[name]  # training goes on without the hook that ends a validation loop
+            return self.actions[name]  # training continues without the hook that ends a validation loop
         return self._part(name, hook) if name.startswith("[") else INHERIT
 
     def _part(self, name: str, hook: str) -> Action:
-        """What Lightning or the module does in a validation loop."""
         ledger = self._ledger
         if hook == VALIDATE.fetch:
             return FetchPartAction(ledger)
@@ -200,7 +196,7 @@ class Classifier:
         return inner
 
     def _model_hook_part(self, hook: str) -> int:
-        """Of a hook of the module that does something even where nobody has overridden it."""
+        """Part of a module hook that does something even if it isn't overridden."""
         module = self._trainer.lightning_module
         return MODULE_HOOKS if _overrides(module, "LightningModule", hook) else OTHER
 
@@ -210,12 +206,12 @@ class Classifier:
         return action
 
     def _does_nothing(self, name: str, hook: str) -> bool:
-        """Whether nobody has overridden the hook: not worth two clock reads at every step."""
+        """Whether the hook isn't overridden, so that it isn't worth two clock reads per step."""
         trainer = self._trainer
         if name.startswith("[Callback]"):
             owners = [c for c in trainer.callbacks if name == f"[Callback]{c.state_key}.{hook}"]
             return bool(owners) and not any(_overrides(owner, "Callback", hook) for owner in owners)
-        # Only hooks called on_...: the others (optimizer_step, ...) do something of their own.
+        # Only hooks named on_...: the others (optimizer_step, ...) do something themselves.
         if not hook.startswith("on_") or hook.startswith("on_validation_model"):
             return False
         kind = name[1:].partition("]")[0]
@@ -228,7 +224,7 @@ class Classifier:
 
 
 def _overrides(owner: Any, base_name: str, hook: str) -> bool:
-    """Whether ``owner`` has a hook of its own; base classes go by name, as there are two Lightnings."""
+    """Whether ``owner`` has its own hook; base classes go by name, as there are two Lightnings."""
     if hook in vars(owner):
         return True
     base = next((kind for kind in type(owner).__mro__ if kind.__name__ == base_name), None)
@@ -236,7 +232,7 @@ def _overrides(owner: Any, base_name: str, hook: str) -> bool:
 
 
 class EvaluationFetchAction(FetchAction):
-    """The fetch of a batch: the first one begins step 0, the others end the step before them."""
+    """Fetch of a batch: the first one starts step 0, the others end the step before."""
 
     __slots__ = ()
 
@@ -246,7 +242,7 @@ class EvaluationFetchAction(FetchAction):
 
 
 class EvaluationBatchStartAction(BatchStartAction):
-    """A callback's hook at a batch's start: where a step begins if the step method fetches for itself."""
+    """Callback hook at a batch's start, where a step starts if the step method fetches its batches."""
 
     __slots__ = ()
 
@@ -256,7 +252,7 @@ class EvaluationBatchStartAction(BatchStartAction):
 
 
 class PredictionBatchEndAction(BatchEndAction):
-    """The end of another action is the end of the batch: its predictions are kept until the next fetch."""
+    """Action that ends with its batch, whose predictions are stored until the next fetch."""
 
     __slots__ = ()
 
@@ -272,7 +268,7 @@ class PredictionBatchEndAction(BatchEndAction):
 
 
 class LoopEndAction(Action):
-    """A hook at the end of the epoch; the first one ends the last step."""
+    """Hook at the epoch's end, the first of which ends the last step."""
 
     __slots__ = ("action", "ledger")
 
@@ -289,7 +285,7 @@ class LoopEndAction(Action):
 
 
 class CallbackLoopEndAction(CallbackAction):
-    """The same of another callback, with its own total."""
+    """The same for a callback, with its own total."""
 
     __slots__ = ()
 
@@ -299,14 +295,11 @@ class CallbackLoopEndAction(CallbackAction):
 
 
 def end_loop(ledger: PhaseLedger) -> None:
-    """The batches are over, if this has not been said yet."""
     if ledger.batch_began:
         ledger.end_epoch()
 
 
 class EvaluationClassifier(Classifier):
-    """Makes the actions of one evaluation loop."""
-
     def __init__(self, ledger: PhaseLedger, trainer: Any, own_prefix: str, loop_kind: LoopKind) -> None:
         super().__init__(ledger, trainer, own_prefix)
         self._loop_kind = loop_kind

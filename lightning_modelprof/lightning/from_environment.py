@@ -1,6 +1,6 @@
-"""Lightning asks here for callbacks whenever it makes a Trainer, by an entry point.
+"""Entry point that Lightning asks for callbacks whenever it makes a Trainer.
 
-Nothing is imported unless the environment asks for a callback, or the program has imported ours.
+It imports nothing unless the environment requests a callback, or the program has imported ours.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 SEEN = "LIGHTNING_MODELPROF_SEEN"
-"""Environment variable with a file to make once a Trainer was made, for whoever runs a script to know it."""
+"""Environment variable with a file to create once a Trainer is made, for the process that runs a script."""
 
 
 def callbacks() -> list[Any]:
-    """The callback that ``LIGHTNING_MODELPROF`` asks for; none where it is unset, empty or says no.
+    """Return the callback that ``LIGHTNING_MODELPROF`` requests; none if it's unset, empty or a no.
 
     Raises:
-        ConfigError: when the variable has an invalid argument, or the Trainer has one of ours in the wrong
-            place.
+        ConfigError: when the variable has an invalid argument, or the Trainer has one of our objects in the
+            wrong place.
     """
     if seen := os.environ.get(SEEN):
         with suppress(OSError):
@@ -31,7 +31,7 @@ def callbacks() -> list[Any]:
         check_trainer_arguments()
     if not os.environ.get("LIGHTNING_MODELPROF"):
         return []
-    from lightning_modelprof.config.sources import arguments_in_environment  # noqa: PLC0415  # when asked for
+    from lightning_modelprof.config.sources import arguments_in_environment  # noqa: PLC0415  # on request
 
     arguments = arguments_in_environment()
     if arguments is None:

@@ -1,6 +1,6 @@
-"""What Lightning's actions mean inside a validation loop of a fit: which of its parts they are.
+"""Assign Lightning's actions inside a fit's validation loop to parts of the validation.
 
-The parts are counted in ``measure/steps/validation_parts.py``; here is what begins them and what comes after.
+``measure/steps/validation_parts.py`` counts the parts; this module starts them and chooses what follows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ TRANSFER: Final = PART_INDEX["transfer"]
 
 METRICS_COMPUTED: Final = "update_eval_epoch_metrics"
 METRICS_LOGGED: Final = "log_eval_end_metrics"
-"""Lightning's own methods, which are private: where there is none, its time stays in the part around it."""
+"""Private methods of Lightning; if one is missing, its time stays in the part around it."""
 
 
 class ValidationStartAction(Action):
-    """The first hook of a validation loop.
+    """First hook of a validation loop.
 
     Args:
-        part: of the validation that the hook itself is.
-        takes_gap: whether the time since the last event was validation already (the start of its
-            workers), which is so when this hook is not the very first one.
+        part: the hook's own part of the validation.
+        takes_gap: whether the time since the last event already was validation (the start of its workers),
+            which is so unless this hook is the very first one.
     """
 
     __slots__ = ("after", "ledger", "part", "takes_gap")
@@ -60,7 +60,7 @@ class ValidationStartAction(Action):
 
 
 class ValidationEndAction(Action):
-    """The last hook of a validation loop, and which part of it that hook is."""
+    """Last hook of a validation loop, with its own part."""
 
     __slots__ = ("ledger", "part")
 
@@ -79,10 +79,10 @@ class ValidationEndAction(Action):
 
 
 class PartAction(Action):
-    """The time inside is one part's, less what actions inside it take.
+    """Counts the time inside as one part, minus that of actions inside it.
 
     Args:
-        after: the part that follows; ``None`` goes on with the one before.
+        after: part that follows; ``None`` continues the one before.
     """
 
     __slots__ = ("after", "ledger", "outer", "part")
@@ -104,7 +104,7 @@ class PartAction(Action):
 
 
 class FetchPartAction(PartAction):
-    """The fetch of a validation batch; what was logged before it is over then."""
+    """Fetch of a validation batch, which ends the logging before it."""
 
     __slots__ = ("before_ns",)
 
@@ -116,7 +116,7 @@ class FetchPartAction(PartAction):
         super().__enter__()
         parts = self.ledger.validation
         self.before_ns = parts.total_ns[DATALOADER]
-        if self.outer != FORWARD:  # a validation_step that takes a dataloader_iter goes on
+        if self.outer != FORWARD:  # a validation_step that takes a dataloader_iter continues
             self.outer = OTHER
 
     def __exit__(self, kind: object = None, error: object = None, trace: object = None) -> None:
@@ -126,7 +126,7 @@ class FetchPartAction(PartAction):
 
 
 class PartBeginAction(Action):
-    """With another action a part begins that lasts until the next one does."""
+    """Action with which a part starts that lasts until the next one."""
 
     __slots__ = ("action", "ledger", "part")
 
@@ -144,7 +144,7 @@ class PartBeginAction(Action):
 
 
 class BatchEndPartAction(Action):
-    """The end of another action is the end of the batch: metrics and loggers follow until the next fetch."""
+    """Action that ends with its batch; metrics and loggers follow until the next fetch."""
 
     __slots__ = ("action", "ledger")
 
@@ -161,7 +161,7 @@ class BatchEndPartAction(Action):
 
 
 class TimedPart(StandIn):
-    """A method of Lightning's that is a part, and that no action tells of."""
+    """Method of Lightning's that is a part but has no action."""
 
     def __init__(self, original: Callable[..., Any], action: Action) -> None:
         super().__init__(original)
@@ -175,10 +175,10 @@ class TimedPart(StandIn):
 def time_metrics(
     trainer: Any, ledger: PhaseLedger, guarded: Callable[[Action], Action], cleanup: ExitStack
 ) -> None:
-    """Tell the computing of a validation's metrics from their logging, until ``cleanup``.
+    """Time the computation of a validation's metrics apart from their logging, until ``cleanup``.
 
     Args:
-        guarded: makes an action harmless: its errors do not reach the loop.
+        guarded: wraps an action so that its errors don't reach the loop.
     """
     connector = getattr(trainer, "_logger_connector", None)
     for name, part in ((METRICS_COMPUTED, EPOCH_END), (METRICS_LOGGED, LOGGING)):

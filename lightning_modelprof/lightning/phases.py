@@ -1,9 +1,10 @@
-"""The delegate of ``trainer.profiler``: Lightning's action names become phases, and times around the loop.
+"""Delegate of ``trainer.profiler`` that turns Lightning's action names into phases, also outside the loop.
 
-Lightning tells its profiler when every hook, fetch and step begins and ends. Its own PassThroughProfiler
-makes a generator context for each of these about 24 events a step; this one hands out ready objects, and
-gains so much by it that its clock reads cost a few microseconds a step in all. ``docs/architecture.md`` has
-the reasons, and ``tests/lightning/test_contract_lightning.py`` holds Lightning to the names.
+Lightning tells its profiler when every hook, fetch and step starts and ends. Its own PassThroughProfiler
+makes a generator context for each of these about 24 events per step; this one returns ready-made objects,
+which saves so much that its clock reads cost only a few microseconds per step overall.
+``docs/architecture.md`` has the reasons, and ``tests/lightning/test_contract_lightning.py`` checks
+Lightning's names.
 """
 
 from __future__ import annotations
@@ -37,29 +38,29 @@ from lightning_modelprof.signals import raised_by_signal
 _UNGUARDED: Final = {Action, PhaseAction, CallbackAction}
 
 REQUIRED_HOOKS: Final = {"run_training_epoch", "train_dataloader_next", "training_step"}
-"""Without these a fit's steps and phases cannot be told apart; all are seen before a trained batch ends."""
+"""Without these, a fit's steps and phases can't be told apart; all occur before a trained batch ends."""
 
 
 SILENT_PROFILERS: Final = ("PassThroughProfiler", "ModelProfiler")
-"""By name: lightning and pytorch_lightning each have a PassThroughProfiler of their own."""
+"""Matched by name, as lightning and pytorch_lightning each have a PassThroughProfiler."""
 
 
 class PhaseProfiler(Profiler):
-    """Stands in for ``trainer.profiler`` during a loop and forwards everything to the one it replaces.
+    """Replaces ``trainer.profiler`` during a loop and forwards everything to the original.
 
     Args:
-        trainer: whose callbacks, strategy and module the actions are about.
-        own_prefix: start of the action names of our own callback; they are not measured.
-        outside_clock: times the actions outside of the loop.
+        trainer: its callbacks, strategy and module are the subjects of actions.
+        own_prefix: start of our own callback's action names, which aren't measured.
+        outside_clock: times the actions outside the loop.
 
     Attributes:
-        thread: number of the thread in which the loop runs.
-        on_error: called once, with the error being handled, when an action of ours has failed.
+        thread: ID of the thread that runs the loop.
+        on_error: called once when one of our actions has failed, while its error is being handled.
     """
 
     inner: Any
-    # Lightning calls this about 24 times a step: a plain attribute that is the table's own lookup, and not a
-    # method around it, saves a Python frame each time.
+    # Lightning calls this about 24 times per step. A plain attribute that is the table's own lookup, rather
+    # than a method around it, saves a Python frame each time.
     profile: Callable[[str], Action]  # type: ignore[assignment]
 
     def __init__(
@@ -118,18 +119,18 @@ class PhaseProfiler(Profiler):
 
     @_lightning_module.setter
     def _lightning_module(self, module: Any) -> None:
-        # The Trainer assigns this on whatever its profiler is.
+        # The Trainer assigns this to whatever its profiler is.
         self.inner._lightning_module = module
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy, or a pickle, of the trainer in the middle of a loop has the user's profiler alone.
+        # A copy or pickle of the trainer made during a loop has only the user's profiler.
         return _itself, (self.inner,)
 
     def __del__(self) -> None:
         # Profiler.__del__ calls teardown(), which would close the user's live profiler.
         pass
 
-    # Ours
+    # Our interface
 
     def arm(self) -> None:
         self.ledger.restart()
@@ -138,21 +139,21 @@ class PhaseProfiler(Profiler):
         self.choose_table()
 
     def disarm(self) -> None:
-        """Stop to measure: the loop is over. Actions still open end without effect."""
+        """Stop measuring after the loop. Actions still open end without effect."""
         if self.armed:
             self.armed = False
-            self.choose_table()  # first: whatever fails, nothing is measured from here on
+            self.choose_table()  # first, so that nothing more is measured whatever fails
             self.ledger.charge()
             self.ledger.discard()
             self.outside_clock.loop_ends(self.ledger.last_ns)
 
     def fail(self) -> None:
-        """An action of ours has failed, once or more; to be called while its error is being handled."""
+        """Report that one of our actions failed; to be called while its error is being handled."""
         on_error, self.on_error = self.on_error, _nothing
         on_error()
 
     def choose_table(self) -> None:
-        """Use the actions that fit what is going on: idle, the loop or validation in it, traced or not."""
+        """Use the actions for the current state: idle, loop or validation, traced or not."""
         table = "idle"
         if self.armed:
             table = "validation" if self.ledger.in_validation else "loop"
@@ -162,11 +163,11 @@ class PhaseProfiler(Profiler):
 
     @property
     def has_trained(self) -> bool:
-        """Whether a batch went as far as its training since training began."""
+        """Whether a batch has been trained on since training started."""
         return "run_training_batch" in self._base
 
     def missing_hooks(self) -> set[str]:
-        """Which of the required hooks should have been seen since the loop began and have not been."""
+        """Return the required hooks that should have occurred since the loop started but haven't."""
         seen = {name.rpartition(".")[2] for name in self._base}
         if not self._loop_kind.is_fit:
             return {self._loop_kind.fetch, self._loop_kind.step_hook} - seen
@@ -191,13 +192,13 @@ class PhaseProfiler(Profiler):
         return ActionTable(lambda name: self._guarded(make, name))
 
     def _guarded(self, make: Callable[[str], Action], name: str) -> Action:
-        """The action of a name, whose errors do not reach the loop."""
+        """Make the action of a name, whose errors don't reach the loop."""
         try:
             action = make(name)
-        except Exception:  # what the trainer is asked for may be the user's, such as a callback's state_key
+        except Exception:  # the trainer may run user code, such as a callback's state_key
             self.fail()
             return INHERIT
-        # These read the clock and add integers, at most events of every step: nothing in them can fail.
+        # These are most events of a step. They only read the clock and add integers, so they can't fail.
         return action if type(action) in _UNGUARDED else GuardedAction(self, action)
 
     def _idle(self, action: Action, name: str) -> Action:
@@ -206,7 +207,7 @@ class PhaseProfiler(Profiler):
     def _traced(self, action: Action) -> Action:
         if isinstance(action, PartBeginAction):
             return PartBeginAction(self.ledger, action.part, self._traced(action.action))
-        # Fetches and gaps write their ranges themselves.
+        # Fetches and gaps write their own ranges.
         if isinstance(action, BatchEndAction) and isinstance(action.action, PhaseAction):
             inner = TracedAction(self.ledger, action.action, action.action.phase)
             return type(action)(self.ledger, inner)
@@ -218,9 +219,9 @@ class PhaseProfiler(Profiler):
 
 
 class ForwardingPhaseProfiler(PhaseProfiler):
-    """The delegate of a profiler that does something: it is told of every action, and looks like it.
+    """Delegate of a profiler that does something: it forwards every action and looks like the original.
 
-    A class of its own because ``__getattr__`` makes every attribute access slower, ``profile`` included.
+    It's a separate class because ``__getattr__`` slows every attribute access, including ``profile``.
     """
 
     def _table(self, make: Callable[[str], Action]) -> ActionTable:
@@ -242,13 +243,12 @@ def make_delegate(
     *,
     outside_clock: OutsideLoopClock | None = None,
 ) -> PhaseProfiler:
-    """The delegate that fits the profiler it replaces."""
     kind = PhaseProfiler if type(inner).__name__ in SILENT_PROFILERS else ForwardingPhaseProfiler
     return kind(inner, ledger, trainer, own_prefix, loop_kind, outside_clock=outside_clock)
 
 
 class GuardedAction(Action):
-    """Another action, whose errors end the measurement and not the loop."""
+    """Wraps an action so that its errors end the measurement rather than the loop."""
 
     __slots__ = ("action", "profiler")
 
@@ -274,7 +274,7 @@ class GuardedAction(Action):
 
 
 class ForwardedAction(Action):
-    """An action that the user's own profiler is told of as well; its cost is a phase of its own."""
+    """Passes an action on to the user's own profiler, whose cost is a separate phase."""
 
     __slots__ = ("action", "name", "profiler")
 
@@ -285,7 +285,7 @@ class ForwardedAction(Action):
 
     def __enter__(self) -> None:
         self.action.__enter__()
-        self._charge()  # what an action that is not measured left open is not the profiler's
+        self._charge()  # time that an unmeasured action left open isn't the profiler's
         self.profiler.inner.start(self.name)
         self._charge(USER_PROFILER)
 
@@ -307,26 +307,26 @@ _AFTER: Final = 2
 
 _BEGIN_OF_CHECK: Final = ".on_sanity_check_start"
 _END_OF_CHECK: Final = ".on_sanity_check_end"
-"""Hooks of callbacks around the sanity check, which is no action of Lightning's."""
+"""Callback hooks around the sanity check, for which Lightning has no action."""
 
 
 class OutsideLoopClock:
-    """Adds up the host time before and after one loop: in each action, and from its end to the next one.
+    """Sums the host time before and after one loop: in each action, and from its end to the next one.
 
     Args:
-        clock: host clock; it is read twice for each outermost action.
-        running: an action that runs and of whose end nobody will tell; ``""`` where one begins next.
+        clock: host clock, which is read twice per outermost action.
+        running: running action whose end won't be reported; ``""`` if the next event starts one.
 
     Attributes:
-        on_end: called when all is over, if the loop has come to its end.
+        on_end: called when everything is over, if the loop has come to its end.
     """
 
     def __init__(self, clock: HostClock, running: str = "") -> None:
         self._clock = clock
         self._before: dict[str, list[int]] = {}
         self._after: dict[str, list[int]] = {}
-        self._times: dict[str, list[int]] | None = self._before  # None while nothing is to be added up
-        self._open = ""  # the outermost action, of whose end we will hear
+        self._times: dict[str, list[int]] | None = self._before  # None while nothing is summed
+        self._open = ""  # the outermost action, whose end will be reported
         self._depth = 0  # how often it runs within itself
         self._is_over = False
         self.on_end: Callable[[], None] = _nothing
@@ -356,17 +356,17 @@ class OutsideLoopClock:
         self._open, self._column = "", _AFTER
 
     def loop_begins(self, now: int) -> None:
-        """From now on the ledger takes the time."""
+        """Leave the time to the ledger from now on."""
         self._charge(now)
         self._stop()
 
     def loop_ends(self, now: int) -> None:
-        """The loop is over, and its report comes first."""
+        """Continue after the loop, starting with its report."""
         self._last_ns, self._times = now, self._after
         self._enter(REPORT, self._after)
 
     def give_up(self) -> None:
-        """No loop has come, or one that is not measured."""
+        """Stop if no loop came, or one that isn't measured."""
         if self._times is self._before:
             self._stop()
 
@@ -394,8 +394,6 @@ class OutsideLoopClock:
 
 
 class OutsideLoopAction(Action):
-    """An action outside of the loop."""
-
     __slots__ = ("name", "outside_clock")
 
     def __init__(self, outside_clock: OutsideLoopClock, name: str) -> None:
@@ -418,10 +416,10 @@ def _times(sums: dict[str, list[int]]) -> tuple[ActionTime, ...]:
 
 
 def check_names(delegate: Any) -> None:
-    """The first step ended: now all names must have come.
+    """Check after the first step that all required names have occurred.
 
     Raises:
-        ModelProfError: when this Lightning does not tell of what a step is made of.
+        ModelProfError: when this Lightning version doesn't report the parts of a step.
     """
     missing = delegate.missing_hooks()
     if missing:
@@ -431,12 +429,12 @@ def check_names(delegate: Any) -> None:
 
 
 def check_epoch(delegate: Any, ledger: PhaseLedger) -> None:
-    """An epoch of a fit ended: if a batch was trained on and no step ended, the names are others.
+    """Check names after an epoch of a fit: if a batch was trained on but no step ended, they differ.
 
-    An epoch that was skipped before its first training step says nothing about names.
+    An epoch that was skipped before its first training step shows nothing about names.
 
     Raises:
-        ModelProfError: as above.
+        ModelProfError: when they differ.
     """
     if not ledger.steps_ended and delegate.has_trained:
         check_names(delegate)
@@ -444,7 +442,7 @@ def check_epoch(delegate: Any, ledger: PhaseLedger) -> None:
 
 
 def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | None:
-    """The delegate in a chain of delegates whose ``inner`` is ``delegate``, or ``None``."""
+    """Return the delegate in a chain whose ``inner`` is ``delegate``, or ``None``."""
     while isinstance(profiler, PhaseProfiler):
         if profiler.inner is delegate:
             return profiler
@@ -453,7 +451,7 @@ def find_delegate(profiler: Any, delegate: PhaseProfiler) -> PhaseProfiler | Non
 
 
 def uninstall(trainer: Any, delegate: PhaseProfiler) -> None:
-    """Take ``delegate`` out of ``trainer.profiler``, wherever it stands in a chain of delegates."""
+    """Remove ``delegate`` from ``trainer.profiler``, wherever it is in a chain of delegates."""
     try:
         delegate.disarm()
     finally:

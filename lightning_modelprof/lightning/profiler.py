@@ -1,4 +1,4 @@
-"""ModelProfCallback where people look for a profiler: ``Trainer(profiler=ModelProfiler(active=10))``."""
+"""ModelProfCallback as a profiler: ``Trainer(profiler=ModelProfiler(active=10))``."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class ModelProfiler(Profiler):
         ConfigError: Immediately, on invalid arguments.
     """
 
-    _stage = None  # Lightning asks for it when one goes that was refused
+    _stage = None  # Lightning reads it when a refused one is deleted
 
     @explain_unknown_arguments
     def __init__(self, **arguments: Any) -> None:
         super().__init__()
         self.callback = ModelProfCallback(**arguments)
 
-    _outside_clock: OutsideLoopClock | None = None  # of the loop that runs
+    _outside_clock: OutsideLoopClock | None = None  # of the running loop
 
     @property
     def report(self) -> Report | None:
@@ -52,7 +52,7 @@ class ModelProfiler(Profiler):
 
     def start(self, action_name: str) -> None:
         """Start timing an action outside the loop."""
-        if action_name.endswith(".configure_callbacks"):  # the first of all
+        if action_name.endswith(".configure_callbacks"):  # the first action
             self._outside_clock = OutsideLoopClock(self.callback._clock)
         elif action_name == f"[Callback]{self.callback.state_key}.on_exception":
             self.describe()
@@ -86,7 +86,7 @@ class ModelProfiler(Profiler):
         self._outside_clock = None
 
     def _guard(self, work: Callable[..., None], *names: str) -> None:
-        """Tell of an action; if that fails, warn once and leave it."""
+        """Time an action; if that fails, warn once and stop."""
         if self._outside_clock is not None:
             try:
                 work(self._outside_clock, *names)
@@ -105,7 +105,7 @@ def _with_callback(callback: ModelProfCallback) -> ModelProfiler:
     return made
 
 
-for _package in ("pytorch_lightning",):  # whose LightningCLI asks for a profiler of its own
+for _package in ("pytorch_lightning",):  # whose LightningCLI requires its own profiler class
     _module = sys.modules.get(f"{_package}.profilers")
     if _module is not None:
         _module.Profiler.register(ModelProfiler)

@@ -1,16 +1,16 @@
-"""How the ranks of a job talk to each other: by the store that their process group found itself with.
+"""Communication between the ranks of a job, through their process group's store.
 
-Never by a collective: it would wait without end for a rank that does not have the callback, has failed or is
-gone, though the training itself would go on. A rank puts what it has to say under keys of its own; who wants
-it looks whether it is there, and waits no longer than ``PATIENCE_S``.
+A collective would wait forever for a rank that has no callback, has failed or is gone, though the training
+itself would continue. So each rank writes messages under its own keys, and others check whether they exist,
+waiting at most ``PATIENCE_S``.
 
-In ``setup`` each rank leaves its address. Lightning lets all ranks wait for each other after that hook, so
-whoever has no address then does not have the callback, and nobody waits to find that out. The first rank that
-has one is the first of the store: the others say all they have to say under its address, which is new for
-every loop. So no rank can mistake what was said in another loop, whichever loops it took part in.
+In ``setup`` each rank writes its address. Lightning makes all ranks wait for each other after that hook, so a
+rank without an address by then has no callback, and no rank needs to wait to find that out. The first rank
+with an address leads: the others write all their messages under its address, which is new for every loop. So
+messages of different loops can't be confused, whichever loops a rank took part in.
 
-The store waits where a key is read that is not there. So only keys are read that have been seen, and that are
-removed, if at all, when all ranks have begun the next loop.
+The store blocks on reading a missing key. So ranks read only keys that they have seen, and these are removed,
+if at all, when all ranks have started the next loop.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.windows import recording_ranks
 
 PATIENCE_S: Final = 30.0
-"""The longest wait for others, in all: time enough for what other callbacks do at the same hook."""
+"""Longest total wait for others, enough for other callbacks' work in the same hook."""
 
 
 _SHARE_OF_TIME_OUT: Final = 4
-"""No rank waits longer than this part of the process group's time-out, or who waits for it might fail."""
+"""No rank waits longer than a quarter of the process group's timeout, or ranks waiting for it might fail."""
 
 
 MOST_BYTES: Final = 2**20
-"""Of one message: the store closes the connection of who sends it more than 8 MiB."""
+"""Maximum size of a message; the store disconnects senders of more than 8 MiB."""
 
 
 _PREFIX: Final = "lightning-modelprof"
@@ -44,7 +44,7 @@ _MESSAGE, _NO_MESSAGE = b"+", b"-"
 
 
 TOO_SHORT: Final = "\0"
-"""In a folder's place: the loop is too short for a report. No path has such a character."""
+"""Replaces the folder if the loop is too short for a report; no path has such a character."""
 
 
 NOT_HERE: Final = "no ModelProfCallback joined there"
@@ -54,14 +54,14 @@ _LEFT: Final = "left the loop early"
 
 
 class RankStore:
-    """Of the ranks that have the callback, for one loop; made on each of them in ``setup``.
+    """Connects the ranks that have the callback, for one loop; made on each in ``setup``.
 
     Attributes:
-        absent: rank → why nothing is known of it; complete on the first rank after :meth:`receive`.
+        absent: why a rank is missing, by rank; complete on the first rank after :meth:`receive`.
     """
 
     _old_keys: tuple[str, ...] = ()
-    """What this process has said in its last loop."""
+    """Keys that this process wrote in its last loop."""
 
     def __init__(self, trainer: Any) -> None:
         self._rank, self._world_size = int(trainer.global_rank), int(trainer.world_size)
@@ -74,7 +74,7 @@ class RankStore:
         self.absent: dict[int, str] = {}
 
     def join(self) -> None:
-        """This rank is here; to be called in ``setup``, where all have left the loop before."""
+        """Register this rank; to be called in ``setup``, after all ranks have left the loop before."""
         if self._world_size == 1:
             return
         store, address = _store(), uuid.uuid4().hex
@@ -87,11 +87,11 @@ class RankStore:
         store.set(_place_of(self._rank), "1")
         self._store, self._own_box = store, address
 
-    # When the loop begins
+    # At the loop's start
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that puts everything together."""
+        """Whether this rank puts everything together."""
         return self._rank == (0 if self._store is None else self._find_first())
 
     @property
@@ -99,7 +99,7 @@ class RankStore:
         return self._store is not None
 
     def find_absent(self) -> Collection[int]:
-        """The ranks that are not here, on the first rank."""
+        """Return the missing ranks, on the first rank."""
         ranks = range(self._world_size)
         if self._store is not None and not self._store.check([*map(_place_of, ranks)]):
             for rank in ranks:
@@ -111,10 +111,10 @@ class RankStore:
         return self.absent.keys()
 
     def agree_on_folder(self, folder: str) -> str | None:
-        """What the first rank says; ``None`` where it says nothing in time.
+        """Return the first rank's folder; ``None`` if it doesn't arrive in time.
 
         Args:
-            folder: of this rank, or :data:`TOO_SHORT`; only what the first one says counts.
+            folder: of this rank, or :data:`TOO_SHORT`; only the first rank's counts.
         """
         if self.is_first:
             if self._store is not None:
@@ -124,15 +124,15 @@ class RankStore:
             return None
         return str(self._store.get(key).decode())
 
-    # Agreement on a stop, in two steps, between which Lightning lets all ranks wait for each other
+    # Agreement on a stop, in two steps, between which Lightning makes all ranks wait for each other
 
     def propose_stop(self, num_steps: int) -> None:
-        """This rank would end training after so many steps, if all ranks do."""
+        """Propose to end training after ``num_steps`` steps, if all ranks do."""
         if self._store is not None:
             self._put(self._key(f"stop/{num_steps}/{self._rank}"), b"1")
 
     def agrees_on_stop(self, num_steps: int) -> bool:
-        """Whether all ranks have proposed it; to be asked one hook later."""
+        """Whether all ranks have proposed it; to be called one hook later."""
         if self._store is None:
             return False
         keys = [self._key(f"stop/{num_steps}/{rank}") for rank in range(self._world_size)]
@@ -141,12 +141,12 @@ class RankStore:
     # While the loop runs
 
     def announce(self, what: str, step: int) -> None:
-        """Tell the other ranks at which step something starts, to be called on the first; doesn't wait."""
+        """Tell the other ranks at which step something starts; for the first rank. Doesn't wait."""
         self._put(self._key(f"step/{what}"), str(step).encode())
         self._announced[what] = step
 
     def announced(self, what: str) -> int | None:
-        """The step at which something starts, ``None`` if the first rank hasn't said so yet; doesn't wait."""
+        """Return the step at which something starts, ``None`` if it isn't announced yet; doesn't wait."""
         store = self._store
         if what not in self._announced and store is not None and not self.is_first:
             key = self._key(f"step/{what}")
@@ -154,13 +154,13 @@ class RankStore:
                 self._announced[what] = int(store.get(key))
         return self._announced.get(what)
 
-    # When the loop ends
+    # At the loop's end
 
     def send(self, message: bytes | None, why_not: str = "") -> None:
-        """Tell the first rank what this one has measured; does not wait.
+        """Send this rank's measurements to the first rank; doesn't wait.
 
         Args:
-            message: ``None`` when there is nothing.
+            message: ``None`` if there are none.
         """
         if self._store is None or self._has_sent or self.is_first:
             return
@@ -171,12 +171,12 @@ class RankStore:
         self._put(self._key(f"said/{self._rank}"), packed)
 
     def receive(self) -> dict[int, bytes]:
-        """What the other ranks have said, on the first one; who has not in time is absent."""
+        """Return the other ranks' messages, on the first rank; ranks that are too late are absent."""
         store = self._store
         if store is None:
             return {}
         wanted = [rank for rank in range(self._world_size) if rank not in {self._rank, *self.absent}]
-        self.absent |= dict.fromkeys(wanted, "could not be reached")  # should the store fail meanwhile
+        self.absent |= dict.fromkeys(wanted, "could not be reached")  # in case the store fails below
         self._wait([self._key(f"said/{rank}") for rank in wanted])
         messages = {}
         for rank in wanted:
@@ -192,22 +192,22 @@ class RankStore:
         return messages
 
     def leave(self) -> None:
-        """This rank is not here any more; whoever waits for it need not."""
+        """Deregister this rank, so that others needn't wait for it."""
         store = self._store
         if store is None:
             return
         try:
             self.send(None, _LEFT)
-            if bytes(store.get(_address_of(self._rank))) == self._own_box.encode():  # no later loop's
+            if bytes(store.get(_address_of(self._rank))) == self._own_box.encode():  # not a later loop's
                 store.set(_address_of(self._rank), "")
                 store.delete_key(_place_of(self._rank))
-        except RuntimeError:  # the process that keeps the store may be gone
+        except RuntimeError:  # the process with the store may be gone
             pass
         finally:
             self._store = None
             RankStore._old_keys += tuple(self._keys)
 
-    # The store
+    # Store access
 
     def _find_first(self) -> int:
         if self._first is None:
@@ -238,7 +238,7 @@ class RankStore:
         return min(PATIENCE_S, float(time_out.total_seconds()) / _SHARE_OF_TIME_OUT)
 
     def _wait(self, keys: Iterable[str]) -> bool:
-        """Whether all keys are there in time. Not by the store's own wait, in which Ctrl+C is not heard."""
+        """Whether all keys appear in time. The store's own wait would ignore Ctrl+C."""
         keys, pause_s, until = list(keys), 0.001, time.monotonic() + self._patience_s
         while not self._store.check(keys):
             if time.monotonic() >= until:
@@ -249,19 +249,19 @@ class RankStore:
 
 
 def _address_of(rank: int) -> str:
-    """Of the box of messages to this rank; never removed, and empty between loops."""
+    """Key of the address of a rank's message box; never removed, and empty between loops."""
     return f"{_PREFIX}/address/{rank}"
 
 
 def _place_of(rank: int) -> str:
-    """There while the rank is here; never read, so it may be removed at any time."""
+    """Key that exists while the rank is registered; never read, so it may be removed at any time."""
     return f"{_PREFIX}/here/{rank}"
 
 
 def _store() -> Any:
-    """What the process group was set up by; ``None`` with a strategy that has no such thing.
+    """Return the store that the process group was set up with; ``None`` if the strategy has none.
 
-    torch has no public name for it that all its versions know.
+    torch has no public name for it that all its versions share.
     """
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return None
@@ -273,10 +273,10 @@ def _store() -> Any:
 
 
 class StepAnnouncements:
-    """How a session's first rank tells the others at which step something starts.
+    """Announcements from the first rank about the step at which something starts.
 
     Args:
-        guard: calls a function and returns ``None`` if the ranks cannot be reached.
+        guard: calls a function, and returns ``None`` if the ranks can't be reached.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ class StepAnnouncements:
 
 
 def steps_until_stop(config: ProfileConfig, world_size: int) -> int | None:
-    """Steps of a fit with several ranks after which its last window has closed.
+    """Return the number of steps until the last window of a fit with several ranks has closed.
 
     ``None`` if that doesn't end the fit, or with one rank, which stops when its window has closed.
     """

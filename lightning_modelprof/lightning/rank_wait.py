@@ -1,7 +1,7 @@
-"""Where Lightning lets the ranks wait for each other at the begin of each step, outside of any action.
+"""Time Lightning's synchronization of ranks at each step's start, which is outside any action.
 
-Since 2.5.2 the first rank tells the others, before each fetch, whether a signal has come, and all read the
-answer. Who is early waits there; without a phase of its own that wait would look like logging.
+Since 2.5.2, the first rank tells the others before each fetch whether a signal has arrived, and all read the
+answer. Early ranks wait there; without its own phase, that wait would look like logging.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ RANK_WAIT: Final = PHASE_INDEX["rank_wait"]
 
 
 BROADCAST: Final = "_broadcast_sigterm_tensor"
-"""Lightning's own method, which is private: where there is none, the wait stays in the gap that it is in."""
+"""Private method of Lightning; if it's missing, the wait stays in the gap around it."""
 
 
 class TimedBroadcast(StandIn):
-    """Lightning's method, its time told apart."""
+    """Lightning's method, timed separately."""
 
     def __init__(self, broadcast: Callable[[], None], ledger: PhaseLedger) -> None:
         super().__init__(broadcast)
@@ -45,7 +45,7 @@ class TimedBroadcast(StandIn):
 
 
 def time_broadcast(trainer: Any, ledger: PhaseLedger, cleanup: ExitStack) -> None:
-    """Tell the wait of a fit of several ranks apart, until ``cleanup``."""
+    """Time the wait in a fit with several ranks separately, until ``cleanup``."""
     loop = trainer.fit_loop.epoch_loop
     broadcast = getattr(loop, BROADCAST, None)
     if trainer.world_size > 1 and broadcast is not None:
@@ -53,14 +53,13 @@ def time_broadcast(trainer: Any, ledger: PhaseLedger, cleanup: ExitStack) -> Non
 
 
 def stand_in(owner: Any, name: str, ours: StandIn, cleanup: ExitStack) -> None:
-    """Put ``ours`` in the place of a method, until ``cleanup``."""
-    was_its_own = name in vars(owner)  # and not its class's: somebody else stood in already
+    """Replace a method by ``ours``, until ``cleanup``."""
+    was_its_own = name in vars(owner)  # rather than its class's, as another object has replaced it already
     setattr(owner, name, ours)
-    cleanup.callback(_give_back, owner, name, ours, was_its_own=was_its_own)
+    cleanup.callback(_restore, owner, name, ours, was_its_own=was_its_own)
 
 
-def _give_back(owner: Any, name: str, ours: StandIn, *, was_its_own: bool) -> None:
-    """Take ours away, if nobody has put another in its place."""
+def _restore(owner: Any, name: str, ours: StandIn, *, was_its_own: bool) -> None:
     if vars(owner).get(name) is not ours:
         return
     if was_its_own:

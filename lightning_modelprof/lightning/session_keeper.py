@@ -1,4 +1,4 @@
-"""A session for each loop: begun and ended with the other ranks, its errors held back from the training."""
+"""One session per loop, started and ended with the other ranks; its errors don't reach the training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lightning_modelprof.signals import children_later, raised_by_signal
 _T = TypeVar("_T")
 
 _OF_THE_MODULE: Final = ("log", "log_dict")
-"""What Lightning puts on a callback: methods of the module, which holds the trainer and everything."""
+"""Attributes that Lightning sets: methods of the module, which holds the trainer and everything else."""
 
 _MAKERS_OF_HOOKS: Final = ("lightning", "pytorch_lightning", "lightning_modelprof")
 
@@ -47,12 +47,12 @@ _OF_A_LOOP: Final = (
     "_twin",
     "_trainer",
 )
-"""What stands for the loop that runs: ``None`` where none does."""
+"""Attributes of the running loop; ``None`` without one."""
 
 _FROM_SETUP: Final = (
     *("_loop_kind", "_thread", "_count", "_directory", "_why_there", "_is_cut_off", "_dataloader_idx"),
 )
-"""What its ``setup`` or its first hook makes anew."""
+"""Attributes that the loop's ``setup`` or first hook sets again."""
 
 _INNER_RAN: Final = "Another loop with the same callback ran inside this one; it has its own report."
 _RAN_INSIDE: Final = (
@@ -64,13 +64,13 @@ _FAILED: Final = "an internal error stopped the profiler there"
 
 
 class SessionKeeper:
-    """What stays of the callback from loop to loop, and the session of the loop that runs.
+    """The callback's state from loop to loop, and the session of the running loop.
 
     Attributes:
         report: the newest report; ``None`` before the first.
-        run: the measured facts behind it; ``None`` before the first.
-        is_from_environment: whether nobody wrote it down, but the environment asked for it.
-        outside_clock: times actions outside of the loop that is set up next; ``None`` begins with ``setup``.
+        run: the measurements behind it; ``None`` before the first.
+        is_from_environment: whether the environment requested it, rather than the program.
+        outside_clock: times actions outside the loop that is set up next; ``None`` starts in ``setup``.
     """
 
     state_key: str
@@ -86,24 +86,24 @@ class SessionKeeper:
         self._count: Callable[[Any], int] = SampleCounter()  # the user's own from setup on
         self._loop_kind: LoopKind = FIT
         self._directory: Path | None = None  # wanted for files
-        self._why_there = ""  # and not beside the run
+        self._why_there = ""  # why it isn't next to the run's files
         self._session: Session | None = None
         self._ledger: PhaseLedger | None = None  # the session's, while it measures a fit
         self._evaluation: PhaseLedger | None = None  # the session's, while it measures an evaluation loop
         self._dataloader_idx = 0
-        self._aborted: Session | None = None  # an error of ours has ended it
-        self._rank_store: RankStore | None = None  # of the other ranks, who count on us to the end
-        self._is_cut_off = False  # whether they could not be reached, which is said once
+        self._aborted: Session | None = None  # ended by an internal error
+        self._rank_store: RankStore | None = None  # for the other ranks, which count on us to the end
+        self._is_cut_off = False  # whether they couldn't be reached, which is reported once
         self._stop_at: int | None = None  # batch of the fit at which windows end training on all ranks
-        self._short: ShortLoop | None = None  # the loop that runs and gets no report
-        self._twin: SessionKeeper | None = None  # measures in our place: it wants the same and comes first
+        self._short: ShortLoop | None = None  # running loop without a report
+        self._twin: SessionKeeper | None = None  # measures instead: it has the same arguments and comes first
         self._trainer: Any = None  # that runs the loop
         self._is_called_by_lightning = False
-        self._thread = 0  # in which it does
-        self._outer_loops: list[dict[str, Any]] = []  # what was above in the loops that this one runs in
+        self._thread = 0  # that runs the loop
+        self._outer_loops: list[dict[str, Any]] = []  # values of the above for the loops around this one
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy, or a pickle, of the callback or of its trainer measures nothing until it is set up."""
+        """Leave out the running loop: a copy or pickle measures nothing until it's set up."""
         away = dict.fromkeys(_OF_A_LOOP)
         kept = {
             name: value
@@ -113,10 +113,10 @@ class SessionKeeper:
         return {**kept, **away, "_outer_loops": [], "outside_clock": None, "_count": SampleCounter()}
 
     def _enter(self, trainer: Any, loop_kind: LoopKind) -> None:
-        """A loop is set up; if it is called in one that we measure, that one goes on when it is over.
+        """Set up a loop; if it runs inside one that we measure, that one continues afterwards.
 
         Raises:
-            ConfigError: when that one runs in another thread.
+            ConfigError: when the outer loop runs in another thread.
         """
         outer, thread = self._trainer, threading.get_ident()
         if outer is None or outer is trainer or outer.state.status != "running":
@@ -134,13 +134,12 @@ class SessionKeeper:
         self._trainer, self._thread, self._loop_kind = trainer, thread, loop_kind
 
     def _is_running(self, trainer: Any) -> bool:
-        """Whether it runs the loop we are in; ends loops inside that one of whose end nobody has told us."""
+        """Whether ``trainer`` runs our loop; first ends loops inside it whose end wasn't reported."""
         while self._trainer is not trainer and any(one["_trainer"] is trainer for one in self._outer_loops):
             self._end_missed_loop()
         return self._trainer is trainer
 
     def _begin(self, trainer: Any) -> None:
-        """Stand in for the trainer's profiler."""
         self._count = make_counter(self.config.samples_fn)
         prefix = f"[Callback]{self.state_key}."
         outside_clock, self.outside_clock = (
@@ -163,7 +162,7 @@ class SessionKeeper:
         end_with_process(self)
 
     def _join_ranks(self, trainer: Any) -> None:
-        """Other ranks count on us from now on."""
+        """Register this rank, so that others count on it."""
         store = self._rank_store = RankStore(trainer)
         self._among_ranks(store.join)
 
@@ -173,7 +172,7 @@ class SessionKeeper:
             self._among_ranks(lambda: store.propose_stop(num_steps))
 
     def _agree_on_stop(self, trainer: Any) -> None:
-        """Keep to the planned end if all ranks do: one that ended alone would leave the others waiting."""
+        """Plan to stop if all ranks do; a rank that ended alone would leave the others waiting."""
         num_steps, store = steps_until_stop(self.config, trainer.world_size), self._rank_store
         self._stop_at = None
         if num_steps is None or store is None:
@@ -187,8 +186,8 @@ class SessionKeeper:
             )
 
     def _arm(self, trainer: Any, pl_module: Any) -> PhaseLedger | None:
-        """The loop begins; returns the session's ledger if there is something to measure."""
-        if self._session is not None and self._session.is_armed:  # somebody else calls our hooks as well
+        """Start with the loop; return the session's ledger if there's something to measure."""
+        if self._session is not None and self._session.is_armed:  # our hooks have another caller, too
             return self._session.ledger
         if self._rank_store is None:
             return None
@@ -198,7 +197,7 @@ class SessionKeeper:
             self._time_only(short)
             return None
         session = self._session
-        if session is None:  # it has failed, and has joined the store all the same
+        if session is None:  # it failed, but has joined the store
             return None
         if isinstance(self._count, SampleCounter):
             self._count.look_at_loaders(getattr(trainer, self._loop_kind.trainer_attribute))
@@ -207,21 +206,19 @@ class SessionKeeper:
         return session.ledger if self._session is session else None
 
     def _pass_over(self, hooks: Iterable[str]) -> None:
-        """Have Lightning pass over hooks in which there is nothing to do: it calls what can be called.
+        """Make Lightning skip hooks that have nothing to do, as it calls only callable ones.
 
-        A hook of the user's own stays, be it of a subclass or put on this object.
+        The user's own hooks stay, whether from a subclass or set on this object.
         """
         for hook in hooks if self._is_called_by_lightning else ():
             if getattr(type(self), hook).__module__.partition(".")[0] in _MAKERS_OF_HOOKS:
                 vars(self).setdefault(hook, None)
 
     def _restore_hooks(self) -> None:
-        """Have Lightning call all hooks."""
         for hook in [name for name, value in vars(self).items() if _is_passed_over(name, value)]:
             del vars(self)[hook]
 
     def _find_short(self, trainer: Any, pl_module: Any) -> ShortLoop | None:
-        """The loop that begins, if this rank finds it too short for a report."""
         if self._session is None:
             return None
         found: list[ShortLoop | None] = []
@@ -241,7 +238,7 @@ class SessionKeeper:
         return found[0] if found else None
 
     def _time_only(self, short: ShortLoop | None) -> None:
-        """The loop is too short for a report: the first rank takes its time, the others take nothing."""
+        """Handle a loop too short for a report: only the first rank times it."""
         session, self._session = self._session, None
         if self._trainer.is_global_zero:
             self._short = short
@@ -249,14 +246,13 @@ class SessionKeeper:
             self._guard(session.close)
 
     def _end_short(self, *, failed: bool = False) -> bool:
-        """The loop has ended; returns whether it was a short one."""
         short, self._short = self._short, None
         if short is not None:
             self._guard(lambda: PROCESS_LOOPS.add_short(short, self._clock(), failed=failed))
         return short is not None
 
     def _meet(self, trainer: Any, store: RankStore, *, is_short: bool) -> tuple[Path | None, bool]:
-        """The ranks come together. The first one decides for all.
+        """Agree with the other ranks; the first one decides for all.
 
         Args:
             is_short: whether this rank finds the loop too short for a report.
@@ -323,17 +319,17 @@ class SessionKeeper:
         self._among_ranks(store.leave)
 
     def _among_ranks(self, talk: Callable[[], _T]) -> _T | None:
-        """Talk to other ranks; ``None`` if that fails, as when the first one has died."""
+        """Communicate with other ranks; return ``None`` if that fails, as when the first one has died."""
         try:
             return talk()
-        except Exception as error:  # each rank is measured for itself
+        except Exception as error:  # ranks are measured independently
             if not self._is_cut_off:
                 self._is_cut_off = True
                 warn(f"couldn't reach the other ranks: {describe_error(error)}")
             return None
 
     def _ask_ranks(self, talk: Callable[[], _T]) -> _T | None:
-        """As above while a loop runs: whoever couldn't be reached once may take long to fail again."""
+        """The same while a loop runs; doesn't try again after a failure, as failing may be slow."""
         return None if self._is_cut_off else self._among_ranks(talk)
 
     def _stop_session(self, status: str) -> None:
@@ -346,7 +342,7 @@ class SessionKeeper:
         if session is not None:
             try:
                 self._guard(lambda: self._report(session, status, messages, absent))
-            finally:  # Ctrl-C while the report is printed does not cost the report
+            finally:  # Ctrl-C while the report is printed must not lose it
                 self._take_results(session)
 
     def _report(
@@ -360,7 +356,6 @@ class SessionKeeper:
         session.finish(status, messages, absent, is_brief=is_brief, on_report=PROCESS_LOOPS.add)
 
     def _add_outside_times(self, session: Session) -> None:
-        """The trainer has done all that it does after the loop."""
         self._guard(session.add_outside_times)
         if session.run is not None and session.report is not None:
             PROCESS_LOOPS.renew(session.run, session.report)
@@ -386,7 +381,7 @@ class SessionKeeper:
         self._end_short(failed=True)
         self._restore_hooks()
         if aborted is not None:
-            with suppress(Exception):  # it has failed before, and that was said
+            with suppress(Exception):  # it failed before, with a warning
                 aborted.save_aborted()
             self._take_results(aborted)
         if twin is not None:
@@ -396,15 +391,15 @@ class SessionKeeper:
         if session is not None:
             self._guard(session.close)
             self._guard(session.print_report)
-            self._take_results(session)  # another callback's exception may have kept ours from being told
+            self._take_results(session)  # another callback's exception may have skipped ours
 
     def _forget_module(self) -> None:
-        """Drop what Lightning has given us to log with: the model would live as long as the report does."""
+        """Drop the module's methods, which would keep the model alive with the report."""
         for name in _OF_THE_MODULE:
             vars(self).pop(name, None)
 
     def _guard(self, work: Callable[[], None]) -> None:
-        """Run a part of ours; if it fails, step aside for the rest of the loop and warn once."""
+        """Run our code; if it fails, stop profiling this loop and warn once."""
         try:
             work()
         except Exception as error:  # the loop must not notice
@@ -413,7 +408,7 @@ class SessionKeeper:
             self._step_aside()
 
     def _step_aside(self) -> None:
-        """Give up for the rest of the loop and warn; to be called while an error of ours is being handled."""
+        """Stop profiling this loop and warn; to be called while our error is being handled."""
         session, self._session = self._session, None
         self._ledger = self._evaluation = None
         warn(
@@ -423,16 +418,15 @@ class SessionKeeper:
         if session is not None:
             try:
                 session.abort()
-            except Exception:  # what could not be undone or saved must not hurt either
+            except Exception:  # a failure to undo or save must not hurt either
                 warn(f"couldn't clean up or save everything:\n{traceback_text()}")
             self._take_results(session)
             self._aborted = session
 
     def _meet_batch(self, ledger: PhaseLedger, batch: Any) -> None:
-        """Count its samples, and take note of its size."""
         try:
             ledger.samples = self._count(batch)
-        except Exception as error:  # the batch, or samples_fn, is not what it seemed to be
+        except Exception as error:  # an unexpected batch, or samples_fn failed
             self._stop_counting(error)
         session, sizes = self._session, ledger.sizes
         if session is None or sizes is None:
@@ -448,9 +442,9 @@ class SessionKeeper:
         self._guard(lambda: warn(f"{reason}. The report won't have {self.config.unit}/s"))
 
     def _end_missed_loop(self, *, is_exit: bool = False) -> None:
-        """The loop has ended and Lightning has not told: another callback's ``on_exception`` raised first.
+        """End a loop whose end wasn't reported, as another callback's ``on_exception`` raised first.
 
-        One that is not finished has no report, unless the program ends.
+        An unfinished loop gets no report, unless the program ends.
         """
         session = self._session
         try:
@@ -461,13 +455,13 @@ class SessionKeeper:
             self._leave()
 
     def end_at_exit(self) -> None:
-        """The program ends: nobody will tell of the end of a loop that is over."""
+        """End loops when the program ends, as no hook will."""
         # A loop in another thread may still be running.
         while self._session is not None and self._session.thread == threading.get_ident():
             self._end_missed_loop(is_exit=True)
 
     def forget_session(self) -> None:
-        """In a child of this process, which measures nothing and leaves the parent's files alone."""
+        """Stop measuring in a child process, without touching the parent's files."""
         sessions = [self._session, *(one["_session"] for one in self._outer_loops)]
         vars(self).update(dict.fromkeys(_OF_A_LOOP))
         self._outer_loops.clear()

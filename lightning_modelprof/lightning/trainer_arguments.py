@@ -1,4 +1,4 @@
-"""What is refused when a Trainer is made, because one of ours stands in the wrong argument of it."""
+"""Refuse our objects in the wrong argument when a Trainer is made."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lightning_modelprof.lightning.callback import ModelProfCallback
 from lightning_modelprof.lightning.profiler import ModelProfiler
 
 _MOST_CALLS: Final = 12
-"""Between the Trainer that is made and the question for callbacks; there are three."""
+"""Maximum calls between the Trainer's constructor and its request for callbacks; there are three."""
 
 _TO_WRITE: Final = {
     ModelProfCallback: "Trainer(callbacks=[ModelProfCallback({})])",
@@ -27,7 +27,7 @@ _EXPECTED: Final = {
 def check_trainer_arguments() -> None:
     """Refuse a class without its parentheses, a callback as a profiler, and a profiler as a callback.
 
-    Of callbacks without a list Lightning itself says that they aren't iterable, before it asks anybody.
+    For callbacks without a list, Lightning itself reports that they aren't iterable before it gets here.
 
     Raises:
         ConfigError: with what to write.
@@ -47,7 +47,7 @@ def check_trainer_arguments() -> None:
 
 
 def _arguments_of_new_trainer() -> dict[str, Any]:
-    """Those of the constructor that is running: Lightning asks for callbacks without saying for whom."""
+    """Find the running constructor's arguments, as Lightning doesn't say for which Trainer it asks."""
     frame = sys._getframe(1)
     for _ in range(_MOST_CALLS):
         names = frame.f_code.co_varnames

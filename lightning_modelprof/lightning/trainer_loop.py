@@ -1,4 +1,4 @@
-"""A Trainer's loop: all that the engine knows of Lightning."""
+"""Loops of a Trainer, through which the engine accesses Lightning."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _CONTEXTS: Final = {
     "test": "test_step_context",
     "predict": "predict_step_context",
 }
-"""Loop → the context of the precision plugin in which Lightning runs a step."""
+"""Contexts of the precision plugin in which Lightning runs a step, by loop."""
 
 _BATCHES: Final = {
     "validate": "num_val_batches",
     "test": "num_test_batches",
     "predict": "num_predict_batches",
 }
-"""Evaluation → where the Trainer has the number of batches of each dataloader."""
+"""Trainer attributes with the number of batches of each dataloader, by evaluation loop."""
 
 
 class TrainerLoop(Loop):
@@ -60,7 +60,7 @@ class TrainerLoop(Loop):
 
     Args:
         own_prefix: start of the profiler actions of our own callback.
-        outside_clock: times the actions outside of the loop; ``None`` where none is to be measured.
+        outside_clock: times actions outside the loop; ``None`` if they aren't measured.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class TrainerLoop(Loop):
         return LiveTrainer(self)
 
     def make_phase_source(self, ledger: PhaseLedger) -> Any:
-        """As of Loop: the delegate of ``trainer.profiler``, in whose place it is from now on."""
+        """Replace ``trainer.profiler`` by its delegate."""
         trainer = self.trainer
         delegate = make_delegate(
             trainer.profiler, ledger, trainer, self._own_prefix, self.kind, outside_clock=self._outside_clock
@@ -181,14 +181,14 @@ class TrainerLoop(Loop):
         return None if self._outside_clock is None else self._outside_clock.times()
 
     def watch_loaders(self, watched: Any, cleanup: ExitStack) -> None:
-        """Where Lightning lets the strategy change a dataloader."""
+        """Report loaders where Lightning lets the strategy change them."""
         strategy = self.trainer.strategy
         stand_in(strategy, "process_dataloader", _WatchesLoaders(self, watched), cleanup)
 
     def join_progress_bar(self, live: LiveFigures, cleanup: ExitStack) -> None:
         """Show throughput in the progress bar by adding to the metrics it asks for.
 
-        Nothing is logged for it: ``self.log(prog_bar=True)`` would put our figures among the model's.
+        Nothing is logged for it, as ``self.log(prog_bar=True)`` would put our figures among the model's.
         """
         bar = self.progress_bar
         stand_in(bar, "get_metrics", _WithThroughput(live, bar.get_metrics), cleanup)
@@ -203,8 +203,6 @@ class TrainerLoop(Loop):
 
 
 class _WithThroughput(StandIn):
-    """``get_metrics`` of a progress bar, and our figures."""
-
     def __init__(self, figures: LiveFigures, get_metrics: Callable[..., dict[str, Any]]) -> None:
         super().__init__(get_metrics)
         self._figures = figures
@@ -217,14 +215,14 @@ class _WithThroughput(StandIn):
         ours: dict[str, Any] = {"ips": float(f"{newest.steps_per_s:.4g}")}
         if newest.reader_ratio is not None:
             ours["reader"] = f"{100 * newest.reader_ratio:.0f}%"
-        return {**metrics, **ours}  # theirs may be one that the bar keeps
+        return {**metrics, **ours}  # the bar may keep theirs, so don't change it
 
 
 class _WatchesLoaders(StandIn):
-    """``process_dataloader`` of a strategy, which is called before the first worker starts.
+    """Wraps a strategy's ``process_dataloader``, which is called before the first worker starts.
 
-    Lightning gives workers their seed where they have no ``worker_init_fn``, after this call: so that is done
-    first, or the seed would be another one with us.
+    Lightning seeds workers without a ``worker_init_fn`` after this call. We do that first, as our own
+    ``worker_init_fn`` would prevent it.
     """
 
     def __init__(self, loop: TrainerLoop, watched: Any) -> None:
@@ -235,7 +233,7 @@ class _WatchesLoaders(StandIn):
         trainer = self._loop.trainer
         dataloader = self.original(dataloader)
         is_of_loop = trainer.training if self._loop.kind.is_fit else not trainer.training
-        with suppress(Exception):  # batches come as they would without us
+        with suppress(Exception):  # batches come as without us
             if not is_of_loop:
                 self._watched.add_other(dataloader)
             else:
@@ -246,8 +244,6 @@ class _WatchesLoaders(StandIn):
 
 
 class LiveTrainer(Live):
-    """The live objects of a Trainer."""
-
     def __init__(self, loop: TrainerLoop) -> None:
         super().__init__(loop)
         self._trainer = loop.trainer
@@ -288,7 +284,6 @@ class LiveTrainer(Live):
         }
 
     def module(self) -> dict[str, Any]:
-        """The LightningModule's own methods."""
         methods = own_methods(self._module, ("LightningModule",))
         data = getattr(self._trainer, "datamodule", None)
         hooks = {
@@ -342,7 +337,6 @@ class LiveTrainer(Live):
         return {"untrained": outside_optimizers(self._module, optimizers)}
 
     def callbacks(self) -> dict[str, Any]:
-        """Callbacks, and how often checkpoints are saved."""
         setups, checkpoints = [], []
         for callback in self._trainer.callbacks:
             class_names = [kind.__name__ for kind in type(callback).__mro__]
@@ -378,7 +372,7 @@ class LiveTrainer(Live):
         return {"loaders": _loaders(getattr(self._trainer, self._loop.kind.trainer_attribute))}
 
     def val_loaders(self) -> dict[str, Any]:
-        """Those of the validations inside a fit, which Lightning makes before the first one."""
+        """Return the loaders of validations in a fit, which Lightning makes before the first one."""
         return (
             {"val_loaders": _loaders(self._trainer.fit_loop.epoch_loop.val_loop)}
             if self._loop.kind.is_fit
@@ -387,7 +381,6 @@ class LiveTrainer(Live):
 
 
 def _users_profiler(profiler: Any) -> str:
-    """The class of the profiler in whose place ours is, ``""`` if that does nothing."""
     while isinstance(profiler, PhaseProfiler):
         profiler = profiler.inner
     name = type(profiler).__name__
@@ -395,7 +388,7 @@ def _users_profiler(profiler: Any) -> str:
 
 
 def _keeps_gradients(module: Any) -> bool | None:
-    """Whether ``optimizer_zero_grad`` says ``set_to_none=False``, as far as its source tells."""
+    """Whether the source of ``optimizer_zero_grad`` passes ``set_to_none=False``; ``None`` if unknown."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(type(module).optimizer_zero_grad)))
     except (OSError, SyntaxError, TypeError):
@@ -411,7 +404,6 @@ def _keeps_gradients(module: Any) -> bool | None:
 
 
 def _loaders(loop: Any) -> tuple[LoaderSetup, ...]:
-    """All dataloaders of one of Lightning's loops; none as long as it has not made them."""
     combined = getattr(loop, "_combined_loader", None)
     if combined is None:
         return ()
