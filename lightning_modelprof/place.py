@@ -18,21 +18,21 @@ _CELL: Final = re.compile(r"[/\\]ipykernel_\d+[/\\]\d+\.py$")
 
 
 class Place(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """A place in the user's code or a library's, as far as it is known.
+    """A place in user or library code.
 
-    What is measured of a line or a function extends it, so a finding can point at any of them.
+    Measurements of a line or a function extend it, so a finding can point at any of them.
 
     Attributes:
-        file: Path as Python knows it; ``None`` for what isn't written in Python or isn't known.
-        line: From 1. Of a function or class, the line it begins at, with its first decorator.
-        function: Qualified name, such as ``Reader.__getitem__``; ``""`` if not known.
-        module: Path of the module in the model; ``""`` for the model itself and what ran outside it.
-        package: Whose code it is; ``""`` for the user's code, torch's, Lightning's and the like.
-        is_library: Whether it lies where packages are installed, so it isn't the user's to change.
-        is_exact: Whether ``line`` is the statement that takes the time; otherwise the function begins there.
-        inner: The line at which most of this line's time is spent, in a function of the user's that it calls,
-            however deep; ``None`` if it is this line, or not known.
-        call: The user's own line that led to this code of a library's; ``None`` if there is none.
+        file: Path as Python knows it; ``None`` if unknown or not Python.
+        line: 1-based. For a function or class, where it starts, at its first decorator.
+        function: Qualified name, such as ``Reader.__getitem__``; ``""`` if unknown.
+        module: Path of the module in the model; ``""`` for the model itself and code outside it.
+        package: Package it belongs to; ``""`` for user code, torch, Lightning and similar.
+        is_library: Whether it's in an installed package, so users can't change it.
+        is_exact: Whether ``line`` is the statement that takes the time; otherwise the function's first line.
+        inner: Line of the user function, called from this line at any depth, that takes most of its time;
+            ``None`` if it's this line or unknown.
+        call: User line that led to this library code; ``None`` without one.
     """
 
     file: str | None = None

@@ -33,7 +33,7 @@ DASH: Final = "–"
 
 
 class Unit(Enum):
-    """What a number means; how it is written is decided from this, here alone."""
+    """What a number means, which decides how it's written."""
 
     TEXT = "text"
     COUNT = "count"

@@ -479,14 +479,14 @@ class LoopProfiler:
             self._take_results(session)
 
     def forget_session(self) -> None:
-        """In a child of this process, which measures nothing and leaves the parent's files alone."""
+        """Stop measuring in a child process, without touching the parent's files."""
         session, self._session, self._phase_source = self._session, None, None
         if session is not None:
             session.ledger.ranges = session.ledger.inspection = None
             session.phase_source.disarm()
 
     def end_at_exit(self) -> None:
-        """The program ends, and nobody has said that the loop is over."""
+        """End the loop when the program ends without saying that it's over."""
         if self._session_thread == threading.get_ident():
             self._stop("interrupted", None)
 

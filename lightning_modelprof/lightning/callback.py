@@ -168,7 +168,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     # All loops, in the order of the hooks
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check everything that can be checked, then stand in for the trainer's profiler."""
+        """Check arguments, paths and the machine, then take the place of the trainer's profiler."""
         self._enter(trainer, LOOPS.get(stage, FIT))
         if stage not in LOOPS:
             return
@@ -197,7 +197,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         self._join_ranks(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Report what was measured until now; other ranks may never come, so nothing is asked of them."""
+        """Report what was measured so far, without the other ranks: they may never get here."""
         if not self._is_running(trainer):
             return
         status, session = end_status(exception), self._session
@@ -212,7 +212,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             self._forget_module()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Leave nothing behind."""
+        """Remove everything that ``setup`` installed."""
         if not self._is_running(trainer):
             return
         session, loop_kind = self._session, self._loop_kind
@@ -226,11 +226,11 @@ class ModelProfCallback(SessionKeeper, Callback):
     # Fit
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Propose to the other ranks where training ends, if windows end it: before it begins."""
+        """Propose to the other ranks the step after which ``stop_after_profile`` ends training."""
         self._guard(lambda: self._propose_stop(trainer))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to measure; the trial fits of Lightning's tuners do not come here."""
+        """Start measuring; the trial fits of Lightning's tuners don't call this hook."""
         self._guard(lambda: self._agree_on_stop(trainer))
         self._ledger = self._arm(trainer, pl_module)
         # Other callers of our hooks, such as a callback that wraps this one, expect them to exist.
@@ -238,7 +238,7 @@ class ModelProfCallback(SessionKeeper, Callback):
         self._pass_over((*_EMPTY_HOOKS, *_INSPECTION_HOOKS))
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """A batch is there: count its samples."""
+        """Count the batch's samples."""
         if self._stop_at is not None and trainer.fit_loop.total_batch_idx >= self._stop_at:
             trainer.should_stop = True
         ledger = self._ledger
@@ -258,7 +258,7 @@ class ModelProfCallback(SessionKeeper, Callback):
             self._guard(lambda: inspection.begin_batch(batch, batch_idx))
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        """A loss is there: in a step that is inspected, its graph is followed."""
+        """Follow the loss's graph in an inspected step."""
         inspection = None if self._ledger is None else self._ledger.inspection
         if inspection is not None:
             self._guard(lambda: inspection.before_backward(loss))
@@ -266,14 +266,14 @@ class ModelProfCallback(SessionKeeper, Callback):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """The batch has done its work: nothing of an inspection stays on the model."""
+        """Remove the inspection's hooks from the model."""
         inspection = None if self._ledger is None else self._ledger.inspection
         if inspection is not None:
             self._guard(inspection.end_batch)
         self._pass_over((*_EMPTY_HOOKS, *_INSPECTION_HOOKS))
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        """After an epoch without a single step: Lightning does not tell us when steps end."""
+        """Check for an epoch without a step, in which Lightning reports no end of steps."""
         inspection = None if self._ledger is None else self._ledger.inspection
         if inspection is not None:  # on_train_batch_start returned -1, so that batch has no end
             self._guard(lambda: inspection.end_batch(failed=True))
@@ -282,13 +282,13 @@ class ModelProfCallback(SessionKeeper, Callback):
             self._guard(lambda: check_epoch(session.phase_source, session.ledger))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report. Every rank comes here."""
+        """Report; every rank gets here."""
         self._end(trainer)
 
     # Validate, test and predict
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to measure; the trial runs of Lightning's BatchSizeFinder are in ``on_validation_start``."""
+        """Start measuring; the trial runs of Lightning's BatchSizeFinder are in ``on_validation_start``."""
         if not self._loop_kind.is_fit:
             self._dataloader_idx = 0
             self._evaluation = self._arm(trainer, pl_module)
@@ -296,7 +296,7 @@ class ModelProfCallback(SessionKeeper, Callback):
     def on_validation_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """A batch is there: count its samples."""
+        """Count the batch's samples."""
         ledger = self._evaluation
         if ledger is None:
             if self._ledger is not None:
@@ -317,13 +317,13 @@ class ModelProfCallback(SessionKeeper, Callback):
     def on_validation_batch_end(  # Lightning's own signature
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """The batch has done its work: nothing of an inspection stays on the model."""
+        """Remove the inspection's hooks from the model."""
         inspection = None if self._evaluation is None else self._evaluation.inspection
         if inspection is not None:
             self._guard(inspection.end_batch)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Report. Every rank comes here."""
+        """Report; every rank gets here."""
         if not self._loop_kind.is_fit:
             self._end(trainer)
 
