@@ -246,7 +246,7 @@ class Facts(JobFacts):
     def flops(self) -> ModelFlops:
         figures = self.get(Facts.benchmark)
         step_ns = None if figures is None else max(figures.batch_cost_ns.avg, self._run_ahead_ns or 0.0)
-        return model_flops(self.get(Facts.cost), step_ns, _stepping_share(self.totals.clean()))
+        return model_flops(self.get(Facts.cost), step_ns, _share_with_optimizer_step(self.totals.clean()))
 
     @fact
     def modules(self) -> ModuleTree:
@@ -315,8 +315,7 @@ def _measured(value: T | None, reason: str) -> T:
     return value
 
 
-def _stepping_share(totals: StepTotals) -> float:
-    """Share of the steps with an optimizer step; 1 if there are no steps."""
+def _share_with_optimizer_step(totals: StepTotals) -> float:
     return 1 - totals.num_with(StepTag.NO_OPTIMIZER_STEP) / len(totals) if len(totals) else 1.0
 
 

@@ -217,7 +217,7 @@ def late_ranks(own_ns: RankTimes) -> dict[int, float]:
 def _independent_steps(residuals: NDArray[np.float64]) -> float | None:
     """Number of independent steps that would give the mean as precisely as these autocorrelated ones.
 
-    ``None`` if neighbors aren't alike. That doesn't mean n: lateness in every tenth step gives its mean more
+    ``None``, rather than n, if neighbors aren't alike: lateness in every tenth step gives its mean more
     precisely than independent steps would.
 
     Source: n (1 - φ) / (1 + φ) for a first-order autoregression: Bayley and Hammersley, The "Effective"
@@ -287,7 +287,7 @@ class Straggler(Record, frozen=True, kw_only=True):
         waited_ns: how much longer those ranks spend where ranks meet, which shows their wait.
         waiting_phase: key of the phase with most of that wait.
         saving_ns: how much earlier the last rank would reach the meeting point if this rank and ``others``
-            weren't late; negative if a rank outside of these is even later.
+            weren't late; negative if another rank is even later.
     """
 
     rank: int

@@ -89,7 +89,7 @@ def _last_lag(correlations: _Floats, run: int, n: int) -> int:
 
 
 def block_lengths(values: _Floats) -> tuple[int, ...]:
-    """Three block lengths to try, of which the one with the widest spread counts: automatic, n/20 and n/10.
+    """Three block lengths to try: automatic, n/20 and n/10. The one with the widest spread counts.
 
     The automatic length covers short-range correlation; a machine that is slow for a while shows only in long
     blocks.

@@ -165,7 +165,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         return self.logging_begins((at.frame, *at.inner)) is not None
 
     def _is_own(self, at: _At) -> bool:
-        """Whether a function's own code ran: no module, no gradients, no logging."""
         return not (at.is_in_module or at.is_in_gradients or self._is_logging(at))
 
     def inside(
@@ -186,8 +185,7 @@ class HotLines(Record, frozen=True, kw_only=True):
                 waiting for autograd to compute gradients, or was logging, which ``logging_calls`` covers.
 
         Returns:
-            ``None`` if the line has fewer than 3 samples, or less than half of the function's samples or
-            time.
+            ``None`` if the line has fewer than 3 samples, or less than half the function's samples or time.
         """
         calls = [
             at
@@ -415,7 +413,7 @@ class HotLines(Record, frozen=True, kw_only=True):
             phases: only samples in these; ``None`` means all.
             outside_modules: leave out logging inside module calls.
         """
-        return _share_of(
+        return _share_and_error(
             self._calls_of(file, function_line, phases),
             lambda at: self._is_logging(at) and not (outside_modules and at.is_in_module),
         )
@@ -427,7 +425,7 @@ class HotLines(Record, frozen=True, kw_only=True):
 
         Arguments as in :meth:`logging_share`.
         """
-        return _share_of(
+        return _share_and_error(
             self._calls_of(file, function_line, phases),
             lambda at: at.is_in_gradients and not at.is_in_module and not self._is_logging(at),
         )
@@ -535,7 +533,6 @@ def hot_lines(samples: StackSamples | None) -> HotLines:
 
 
 def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
-    """The slowest line, if it holds enough of the whole."""
     if not lines:
         return None
     hottest = max(lines, key=lambda ats: _sum(at.tally for at in ats).time_ns)
@@ -614,8 +611,7 @@ def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | 
     )
 
 
-def _share_of(calls: Sequence[_At], is_wanted: Callable[[_At], bool]) -> tuple[float, float]:
-    """Share of the calls' time, and its standard error."""
+def _share_and_error(calls: Sequence[_At], is_wanted: Callable[[_At], bool]) -> tuple[float, float]:
     whole = _sum(at.tally for at in calls)
     wanted = _sum(at.tally for at in calls if is_wanted(at))
     share = wanted.time_ns / whole.time_ns if whole.time_ns else 0.0

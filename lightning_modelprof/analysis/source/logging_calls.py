@@ -93,7 +93,6 @@ def logging_calls(hot: HotLines) -> LoggingCalls:
 
 
 def _kind(frames: list[StackFrame]) -> str:
-    """Kind of work from the first logging frame inward."""
     if any(frame.python_module.startswith(COLLECTIVES) for frame in frames):
         return RANKS
     kind = frames[0].logging_kind

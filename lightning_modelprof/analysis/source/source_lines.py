@@ -30,14 +30,13 @@ class SourceLine(Place, frozen=True, kw_only=True):
         module: the first one that ran it.
         operators: that it ran itself, without views.
         backward_operators: that backward ran for it, without views.
-        waits: values read, or reads; on a device, the host waits for each.
+        waits: values, or numbers of values, that Python needed; on a device, the host waits for each.
         copies: between the host and a device.
         host_tensors: tensors made from Python numbers or NumPy arrays.
         num_bytes: of these copies and tensors; ``None`` if any is unknown.
         share: of all sampled time of the training thread; ``None`` without samples.
         function_line: first line of the function; ``None`` for a line that was only sampled.
-        by_module: each module's path and the number of operators that the line ran itself in it, without
-            logging.
+        by_module: each module's path, and the operators that the line ran itself in it, without logging.
         phases: in which it ran those, without backward.
         logging_share, logging_samples: part of its share and samples in which it logged or used a
             torchmetrics metric.

@@ -218,7 +218,6 @@ def _phases(steps: StepTimings, *, has_all: bool) -> tuple[str, ...]:
 
 
 def _thinned(at: NDArray[np.intp]) -> NDArray[np.intp]:
-    """At most ``_MOST`` of them, evenly spaced."""
     if len(at) <= _MOST:
         return at
     thinned: NDArray[np.intp] = at[np.linspace(0, len(at) - 1, _MOST).round().astype(np.intp)]

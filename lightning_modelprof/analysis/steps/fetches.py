@@ -74,7 +74,7 @@ def sampler_code(hot: HotLines | None) -> SamplerCode:
     """Find the code that chooses indices, from samples of the training thread in Dataloader."""
     if hot is None:
         return SamplerCode("", shuffles=False)
-    every = hot.found_by(_next_indices, ("dataloader",))
+    every = hot.found_by(_next_indices_position, ("dataloader",))
     own = hot.found_by(lambda path: _below(path, own=True), ("dataloader",))
     if not every.share or own.share < _MOSTLY * every.share:
         return SamplerCode("", shuffles=False)
@@ -86,8 +86,7 @@ def sampler_code(hot: HotLines | None) -> SamplerCode:
     )
 
 
-def _next_indices(path: Sequence[StackFrame]) -> int | None:
-    """Position on a stack where the DataLoader asks for indices."""
+def _next_indices_position(path: Sequence[StackFrame]) -> int | None:
     module, function = _NEXT_INDICES
     for number, one in enumerate(path):
         if one.python_module == module and one.function.rpartition(".")[2] == function:
@@ -97,7 +96,7 @@ def _next_indices(path: Sequence[StackFrame]) -> int | None:
 
 def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
     """Position of the first user or library frame below that, or else of Python's ``random``."""
-    begin = _next_indices(path)
+    begin = _next_indices_position(path)
     if begin is None:
         return None
     return next(

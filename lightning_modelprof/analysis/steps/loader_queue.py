@@ -179,8 +179,7 @@ def loader_queue(
         cpus: average CPUs available to training and workers; ``None`` if unknown.
         num_cpus: largest worker count to try; ``cpus`` by default.
         rest_cpu_ns: CPU time of the rest of a step, over all threads.
-        cpu_wait: share of the batches' time in which their workers were ready without a CPU; ``None`` if
-            unknown.
+        cpu_wait: share of the batches' time that their workers lacked a CPU when ready; ``None`` if unknown.
         assumed_handover_ns: if no hand-over was observed.
     """
     factor = prefetch_factor or 2
@@ -236,8 +235,8 @@ class _Service(Record, frozen=True, kw_only=True):
     Attributes:
         times_ns: of each batch, with ``turn_ns``.
         turn_ns: time between two batches when the next index is ready.
-        cpu_ns: CPU time in the mean time.
-        waited_ns: part of the mean time in which it's ready to run without a CPU.
+        cpu_ns: mean CPU time.
+        waited_ns: mean time in which it's ready to run without a CPU.
     """
 
     times_ns: _Ints
@@ -397,7 +396,6 @@ class _Model(Record, frozen=True, kw_only=True):
     least_ns: float
 
     def predict(self, settings: list[tuple[int, int]], *, is_ordered: bool) -> list[PredictedStep]:
-        """Mean step for each worker count and prefetch factor."""
         draws, workers = self.draws, np.array([one for one, _ in settings])
         got_ns = simulate_loader(
             draws.service_ns,

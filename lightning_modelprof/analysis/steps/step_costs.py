@@ -127,7 +127,7 @@ class StepCosts(Record, frozen=True, kw_only=True):
         loop: the loop's mean step. Phases around the model include all finished steps and the time outside
             steps, e.g. a checkpoint after the last one; the rest is from the steady steps.
         boundaries: epoch starts among the steady steps.
-        cpu_wait_share: share of the loop in which the training thread was ready without a CPU; ``None`` if
+        cpu_wait_share: share of the loop that the training thread lacked a CPU when ready; ``None`` if
             unknown.
     """
 

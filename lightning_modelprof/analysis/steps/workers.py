@@ -100,11 +100,12 @@ class ServiceTimes(Record, frozen=True, kw_only=True):
 class CallFacts(Record, frozen=True, kw_only=True):
     """One call in the workers.
 
-    share: of the workers' batch-making time, excluding nested calls of the list; ``None`` if not measured.
-    mean_ns: wall time including calls, per sample of the loader; for the collate function, per batch.
-        ``None`` if not measured.
-    error_ns: half-width of its error; ``None`` if it isn't from samples.
-    computing: CPU time over wall time; ``None`` if CPU time wasn't read.
+    Attributes:
+        share: of the workers' batch-making time, without nested calls of the list; ``None`` if unknown.
+        mean_ns: wall time including calls, per sample of the loader; for the collate function, per batch.
+            ``None`` if not measured.
+        error_ns: half-width of its error; ``None`` if it isn't from samples.
+        computing: CPU time over wall time; ``None`` if CPU time wasn't read.
     """
 
     call: CallTimes
@@ -117,9 +118,10 @@ class CallFacts(Record, frozen=True, kw_only=True):
 class WorkerShares(Record, frozen=True, kw_only=True):
     """One worker.
 
-    waiting: share of its time waiting for an index, since enough batches were ready.
-    late: its batches that were ready after later ones.
-    held_back: those later ones; a batch that waits behind two counts for the last of them.
+    Attributes:
+        waiting: share of its time waiting for an index, since enough batches were ready.
+        late: its batches that were ready after later ones.
+        held_back: those later ones; a batch that waits behind two counts for the last of them.
     """
 
     times: WorkerTimes
@@ -226,7 +228,7 @@ def _of_loader(facts: Facts, record: LoaderWorkers) -> WorkersFacts:
         other_cpu=None if other_ns is None else _ratio(other_ns, making_ns),
         cpu_wait=record.cpu_wait,
         wait_ns=None if costs is None else costs.typical.exposed_wait_ns,
-        start_up_ns=0.0 if costs is None else _start_up_ns(costs),
+        start_up_ns=0.0 if costs is None else _start_up_ns_per_step(costs),
         step_ns=0.0 if costs is None else costs.step_ns,
         queue=_queue(facts, record),
         why=Cause.NONE,
@@ -276,8 +278,7 @@ def _service(batches: WorkerBatches) -> ServiceTimes | None:
     )
 
 
-def _start_up_ns(costs: StepCosts) -> float:
-    """Time per steady step that epoch starts take for the loader."""
+def _start_up_ns_per_step(costs: StepCosts) -> float:
     boundaries = costs.boundaries
     return (boundaries.init_ns + (boundaries.extra_wait_ns or 0)) / max(1, costs.steady.num_steps)
 

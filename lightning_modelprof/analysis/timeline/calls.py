@@ -162,14 +162,7 @@ class NestedCalls(Record, frozen=True, kw_only=True, eq=False):
         return len(self.row)
 
     def is_outermost(self, group: Groups) -> NDArray[np.bool_]:
-        """Which calls are in no other call of their group.
-
-        Args:
-            group: number of each call's group, shape (k,).
-
-        Returns:
-            Shape (k,).
-        """
+        """Which calls are in no other call of their group, shape (k,)."""
         order = stable_order(group)
         # Grows from group to group; within one, it is how far the calls so far reach.
         reached = np.maximum.accumulate(group[order] * (len(self) + 1) + self.stop[order])
@@ -184,8 +177,6 @@ def find_calls(
     """Nest the wanted host events.
 
     Args:
-        timeline: n events, m of them on the device.
-        wanted: which events are calls, shape (n,).
         end_ns: ends of all events from :func:`clipped_ends`, shape (n,).
         launching: row of the wanted event that launched each device event, -1 without one, shape (m,).
     """
@@ -219,8 +210,6 @@ def self_times(
     """Duration of each wanted host event without the wanted ones directly inside it.
 
     Args:
-        timeline: n events.
-        wanted: which events are calls, shape (n,).
         end_ns: ends of all events from :func:`clipped_ends`, shape (n,).
 
     Returns:

@@ -81,7 +81,6 @@ def recorded_steps(trace: Trace) -> Collection[int] | None:
 
 
 def _host_ranges(trace: Trace, prefixes: tuple[str, ...], track: int | None = None) -> NDArray[np.intp]:
-    """Rows of the host ranges with one of the prefixes, in order of time."""
     names = np.concatenate([trace.name_ids(prefix) for prefix in prefixes])
     # Torch 1.9 wrote ranges as operators; the device's copies of annotations aren't host ranges.
     host = (trace.category == Category.CPU_OP) | (trace.category == Category.USER_ANNOTATION)
@@ -188,7 +187,6 @@ def _ranges_on(trace: Trace, steps: Steps, *prefixes: str) -> Intervals:
 
 
 def _autograd_time(trace: Trace) -> Intervals:
-    """Time in autograd nodes, on any thread."""
     nodes = _host_ranges(trace, (AUTOGRAD_PREFIX,))
     if not len(nodes):  # before torch 1.10, the engine had no range, only the nodes
         names = [i for i, name in enumerate(trace.names) if "Backward" in name or "AccumulateGrad" in name]

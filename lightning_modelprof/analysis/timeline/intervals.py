@@ -48,12 +48,7 @@ def is_among(values: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.b
 
 
 def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:
-    """Merge any intervals into an interval set without touching rows; empty ones vanish.
-
-    Args:
-        begin_ns: start of each interval, shape (n,), in any order.
-        end_ns: end of each interval, shape (n,).
-    """
+    """Merge any intervals, in any order, into an interval set without touching rows; empty ones vanish."""
     kept = begin_ns < end_ns
     order = np.argsort(begin_ns[kept], kind="stable")
     begin = begin_ns[kept][order]
@@ -102,15 +97,7 @@ def partition(whole: Intervals, layers: Sequence[Intervals]) -> list[Intervals]:
 
 
 def locate(points_ns: NDArray[np.int64], intervals: Intervals) -> NDArray[np.intp]:
-    """Index of the interval that contains each point, -1 without one.
-
-    Args:
-        points_ns: shape (n,), in any order.
-        intervals: an interval set of m rows.
-
-    Returns:
-        Shape (n,), values from -1 to m - 1.
-    """
+    """Index of the interval that contains each point (in any order), -1 without one, shape (n,)."""
     index = np.searchsorted(intervals[:, 0], points_ns, side="right") - 1
     if not len(intervals):
         return index

@@ -50,8 +50,7 @@ class MemoryLayers(Record, frozen=True, kw_only=True):
         peak_bytes: largest sum at any moment.
         is_whole: whether the sum is the allocator's count; otherwise it's only the blocks that the window
             allocated or released.
-        has_phases: whether the trace has phases; without them everything allocated in the window is
-            ``other``.
+        has_phases: whether the trace has phases; without them all that the window allocated is ``other``.
     """
 
     begin_ns: int
@@ -120,12 +119,7 @@ def _ranked_by_size(size: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _partners(key: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Each allocation's release and each release's allocation, -1 for none, shape (k,).
-
-    Args:
-        key: what both have in common, e.g. their address, shape (k,).
-        size: in order of time, negative for releases, shape (k,).
-    """
+    """Each allocation's release (negative size) and each release's allocation, -1 for none, shape (k,)."""
     rows = np.flatnonzero(size)
     order = rows[np.argsort(key[rows], kind="stable")]
     first, second = order[:-1], order[1:]

@@ -106,15 +106,7 @@ def _open_beneath(stack: _Stack, end: int, row: int, is_function: NDArray[np.boo
 
 
 def nearest_ancestor(parent: NDArray[np.int64], wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The innermost wanted event around each event, excluding itself.
-
-    Args:
-        parent: row of the event around each, -1 without one, shape (n,).
-        wanted: which events count, shape (n,).
-
-    Returns:
-        Shape (n,): -1 without a wanted event around.
-    """
+    """The innermost wanted event around each event, excluding itself, -1 without one, shape (n,)."""
     found: NDArray[np.int64] = parent.copy()
     searching = np.flatnonzero(found >= 0)
     while True:
@@ -166,16 +158,7 @@ def link_launches(trace: Trace, parent: NDArray[np.int64], is_operator: NDArray[
 
 
 def _match(ids: NDArray[np.int64], hosts: NDArray[np.int64], work: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Row of the first of ``hosts`` with the same id as each of ``work``, -1 without one.
-
-    Args:
-        ids: an id for every event, -1 for none.
-        hosts: rows of host events.
-        work: rows of device events, shape (m,).
-
-    Returns:
-        Shape (m,).
-    """
+    """Row of the first of ``hosts`` with the same id as each of ``work``, -1 without one, shape (m,)."""
     hosts = hosts[ids[hosts] >= 0]
     hosts = hosts[np.argsort(ids[hosts], kind="stable")]
     place = np.searchsorted(ids[hosts], ids[work])
@@ -187,18 +170,11 @@ def _match(ids: NDArray[np.int64], hosts: NDArray[np.int64], work: NDArray[np.in
 
 
 def find_communication(trace: Trace, parent: NDArray[np.int64], launch: LaunchLinks) -> NDArray[np.bool_]:
-    """Find kernels that move data between ranks, and a backend's operators on the host.
+    """Find kernels that move data between ranks, and a backend's operators on the host, shape (n,).
 
     NCCL's kernels are recognized by name. Others may not be: a kernel launched in a range of the backend
     (``xccl:all_reduce``) or in an operator of symmetric memory also communicates, unless its name is one of
     torch's own kernels, which copy and concatenate around a collective.
-
-    Args:
-        trace: n events.
-        parent: row of the event around each host event, shape (n,).
-
-    Returns:
-        Shape (n,).
     """
     kernel = trace.category == Category.KERNEL
     host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)

@@ -133,7 +133,6 @@ def launching_steps(trace: Trace, steps: Intervals, launch: LaunchLinks) -> NDAr
 
 
 def _bounds(trace: Trace, steps: Intervals, launching: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Start and end of each step, shape (k, 2)."""
     work = trace.device.event
     begin_ns, end_ns = trace.begin_ns[work], trace.end_ns[work]
     launched = launching >= 0
@@ -264,7 +263,7 @@ def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.boo
         steps = _steps_of(trace, rows)
         if steps is None or len(steps.numbers) < _MOST * len(rows):  # on several threads at the same time
             continue
-        if _overlap(trace, rows, steps.track) or not _launch_most(steps, launch):
+        if _overlap(trace, rows, steps.track) or not _contain_most_launches(steps, launch):
             continue
         bounds = bound_steps(trace, steps, launch).intervals
         covered_ns = int((bounds[:, 1] - bounds[:, 0]).sum())
@@ -284,8 +283,7 @@ def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.boo
     return replace(steps, notes=(origin,), origin=origin)
 
 
-def _launch_most(steps: Steps, launch: LaunchLinks) -> bool:
-    """Whether the steps contain most known launches, on any thread."""
+def _contain_most_launches(steps: Steps, launch: LaunchLinks) -> bool:
     launch_ns = launch.begin_ns[launch.begin_ns >= 0]
     return bool(np.count_nonzero(locate(launch_ns, steps.intervals) >= 0) >= _MOST * len(launch_ns))
 
@@ -368,7 +366,6 @@ def _may_be_step(name: str) -> bool:
 
 
 def _overlap(trace: Trace, rows: NDArray[np.int64], track: int) -> bool:
-    """Whether a range on a thread starts inside another of them."""
     own = rows[trace.track[rows] == track]
     reached = np.maximum.accumulate(trace.end_ns[own])
     return bool((trace.begin_ns[own[1:]] < reached[:-1] - _ROUNDING_NS).any())

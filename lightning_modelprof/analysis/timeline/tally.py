@@ -47,12 +47,7 @@ def tally(durations_ns: NDArray[np.int64]) -> Tally:
 
 
 def tally_by(group: NDArray[np.signedinteger], durations_ns: NDArray[np.int64], size: int) -> list[Tally]:
-    """One tally per group.
-
-    Args:
-        group: number of each call's group, shape (n,), values from 0 to size - 1.
-        durations_ns: time of each call, shape (n,).
-    """
+    """One tally per group; group numbers are from 0 to size - 1."""
     calls = np.bincount(group, minlength=size)
     total_ns = sum_by(group, durations_ns, size)
     max_ns = np.full(size, np.iinfo(np.int64).min)
@@ -79,12 +74,7 @@ Groups = NDArray[np.int64]
 
 
 def distinct(numbers: NDArray[np.signedinteger], size: int) -> tuple[NDArray[np.int64], Groups]:
-    """Sorted distinct numbers, and each number's position among them.
-
-    Args:
-        numbers: values from 0 to size - 1, shape (n,).
-        size: one more than the largest possible value.
-    """
+    """Sorted distinct numbers, from 0 to size - 1, and each number's position among them."""
     if size > 8 * len(numbers) + 2**16:
         return numbered(numbers.astype(np.int64))
     occurs = np.zeros(size, np.bool_)

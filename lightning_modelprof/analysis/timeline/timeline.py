@@ -100,14 +100,7 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
         return len(self.trace.device) > 0
 
     def nearest(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The innermost wanted event around each host event (excluding itself), -1 without one.
-
-        Args:
-            wanted: which events count, shape (n,).
-
-        Returns:
-            Shape (n,).
-        """
+        """The innermost wanted event around each host event, excluding itself, -1 without one, shape (n,)."""
         return nearest_ancestor(self.parent, wanted)
 
 
@@ -171,7 +164,6 @@ def _find_steps(
 
 
 def _span_of_operators(trace: Trace) -> Steps | None:
-    """One step 0 around all host operators, ``None`` without any."""
     operators = np.flatnonzero(trace.category == Category.CPU_OP)
     if not len(operators):
         return None

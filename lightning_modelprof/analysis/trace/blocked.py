@@ -17,7 +17,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
 
 ROUNDING_NS: Final = 1_000
-"""Timestamps of old traces are whole microseconds: ends this much after another start count as before it."""
+"""Timestamps of old traces are whole microseconds: an end this much after a start counts as before it."""
 
 _QUEUE: Final = 64
 """Largest queue below which no launch ever waits for a place."""

@@ -148,11 +148,7 @@ def _descriptions(timeline: Timeline, rows: NDArray[np.int64], source: Source) -
 def _kinds(
     timeline: Timeline, rows: NDArray[np.int64], source: Source, described: NDArray[np.int64]
 ) -> list[CallKind]:
-    """Kind of each of the k calls, as in the Collectives table.
-
-    Args:
-        described: index of each call's description, -1 without one, shape (k,).
-    """
+    """Kind of each of the k calls, as in the Collectives table."""
     trace = timeline.trace
     is_range = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & (
         timeline.is_communication | trace.is_named(launches_communication)

@@ -317,7 +317,7 @@ def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
 
 
 class _Order:
-    """A graph's nodes in sections, each replayed at once after those before it.
+    """A graph's nodes in sections, each replayed in one go after those before it.
 
     A section is a stretch of a thread or a stream: each node follows the one before it, and awaits only
     earlier sections. Threads and streams seldom wait for each other back and forth, so there are few
@@ -361,7 +361,7 @@ class _Order:
             return ends
         for first, last in pairwise(self._begins.tolist()):
             done = np.cumsum(ends[..., first:last], axis=-1)
-            # A node ends when the section's work from every possible start of a node up to it is done.
+            # A node ends no earlier than any earlier node's possible start plus all work from there on.
             ready = ends.take(self._awaited[first:last], axis=-1) + self._latency_ns[first:last]
             ready[..., 0] = np.maximum(ready[..., 0], ends[..., self._before[first]])
             ready[..., 1:] -= done[..., :-1]
@@ -516,7 +516,6 @@ _Kind = Literal["cause", "operator", "kernel"]
 
 
 def _what_ifs(replay: StepReplay, path: PathSlices, parts: list[PathPart]) -> Iterator[WhatIf]:
-    """What-ifs for each cause, and for the operators and kernels with most time on the path."""
     duration_ns = replay.pieces.duration_ns
     on_path = np.zeros(len(duration_ns), np.bool_)
     on_path[path.piece[path.piece >= 0]] = True

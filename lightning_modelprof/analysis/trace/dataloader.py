@@ -87,7 +87,6 @@ def is_fetch(name: str) -> bool:
 
 
 def _fetches(trace: Trace, annotations: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows of the fetches: this package's ranges, or else torch's."""
     own = rows_named(trace, annotations, OWN_FETCH.__eq__)
     return own if len(own) else rows_named(trace, annotations, is_dataloader)
 
@@ -190,7 +189,6 @@ def _copies(timeline: Timeline, steps: Intervals) -> tuple[HostToDevice, ...]:
 
 
 def _loading(trace: Trace, annotations: NDArray[np.int64], ranges: NDArray[np.int64]) -> frozenset[Loading]:
-    """Where batches are made, from the names of torch's ranges inside the fetches."""
     rows = rows_named(trace, annotations, is_dataloader)
     place = np.searchsorted(ranges[:, 0], trace.begin_ns[rows], side="right") - 1
     inside = (place >= 0) & (trace.end_ns[rows] <= ranges[place, 1])

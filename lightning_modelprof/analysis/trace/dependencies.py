@@ -185,7 +185,7 @@ class DependencyFinder:
         joins.add()
 
     def _add_launches(self, nodes: _Nodes, node_of: NDArray[np.int64], begin_ns: int) -> None:
-        """Delay each device event after its launch by at most the shortest latency in the trace."""
+        """Start each device event no sooner after its launch than the trace's shortest latency."""
         queues = self._queues
         members = np.flatnonzero((node_of > 0) & (queues.caller >= 0) & (queues.launch_ns >= begin_ns))
         own, track = node_of[members], self._timeline.trace.track[queues.caller[members]]
@@ -285,7 +285,6 @@ class _Nodes:
         return found
 
     def finish(self, timeline: Timeline, end_ns: int) -> Dependencies:
-        """The graph in order of time, its nodes split into pieces."""
         self._keep_order()
         order = np.lexsort((self.begin_ns, self.end_ns))
         order = np.append(0, order[order > 0])

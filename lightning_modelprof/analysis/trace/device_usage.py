@@ -55,7 +55,6 @@ class OneDevice(Record, frozen=True, kw_only=True):
     """Utilization of one device over the window's span, as fractions; ``None`` means not measured.
 
     Attributes:
-        number: device number; ``None`` if the file doesn't have it.
         utilization: share of the span in which a kernel runs; ``None`` in an empty span.
         busy: share of the span in :func:`busy_time`; ``None`` in an empty span.
         sm_efficiency: mean over the span of the share of multiprocessors with a thread block: at each instant
@@ -69,9 +68,7 @@ class OneDevice(Record, frozen=True, kw_only=True):
             ``None`` if there are none, and for devices without tensor cores.
         tensor_unknown: share of the kernels' time in the span that couldn't be classified; ``None`` without
             kernels, and for devices without tensor cores.
-        name: model name; ``None`` if the file doesn't have it.
-        memory_bytes: in total; ``None`` if the file doesn't have it.
-        compute_capability: e.g. ``8.0``; ``None`` if the file doesn't have it.
+        number, name, memory_bytes, compute_capability: of the device; ``None`` if not in the file.
     """
 
     number: int | None
@@ -141,15 +138,7 @@ def summarize_device_usage(timeline: Timeline) -> DeviceUsage:
 
 
 def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.int64]:
-    """Moments on a clock that stops outside the stretches.
-
-    Args:
-        time_ns: shape (n,).
-        stretches: an interval set.
-
-    Returns:
-        Nanoseconds of the stretches that have passed at each moment, shape (n,).
-    """
+    """Nanoseconds of the stretches, an interval set, that have passed at each moment, shape (n,)."""
     if not len(stretches):
         return np.zeros_like(time_ns)
     lasts_ns = stretches[:, 1] - stretches[:, 0]
@@ -162,15 +151,12 @@ def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.
 def integrate_capped(
     begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], shares: NDArray[np.float64]
 ) -> float:
-    """Integral over time of the smaller of 1 and the sum of the shares at each instant.
+    """Integral, in nanoseconds, of the smaller of 1 and the sum of the shares at each instant.
 
     Args:
         begin_ns: start of each interval, shape (n,), in any order.
         end_ns: end of each interval, shape (n,), not before its start.
         shares: shape (n,), not negative.
-
-    Returns:
-        Nanoseconds.
     """
     parts = np.rint(np.minimum(shares, 1.0) * _FULL).astype(np.int64)
     time_ns = np.concatenate((begin_ns, end_ns))
@@ -225,7 +211,6 @@ def _one_device(
 
 
 def _host_usage(metadata: Mapping[str, Any]) -> HostUsage | None:
-    """Processor times that ModelProfCallback recorded in the trace; ``None`` without them."""
     ours = metadata.get(TRACE_METADATA_KEY)
     cpu = ours.get("cpu") if isinstance(ours, dict) else None
     if not isinstance(cpu, dict):

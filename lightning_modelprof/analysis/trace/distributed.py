@@ -213,7 +213,6 @@ def _of_unknown_backend(names: Sequence[str]) -> str:
 
 
 def _has_several_processes(trace: Trace) -> bool:
-    """Whether the trace shows that its job, or a group of it, has several processes."""
     noted = trace.metadata.get("distributedInfo")
     sizes = [one.group_size for one in trace.collectives]
     sizes += [noted.get("world_size")] if isinstance(noted, dict) else []
@@ -352,8 +351,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
         group: description or name of the process group; ``None`` if not recorded.
         group_size: ranks in the group; ``None`` if not recorded.
         time: of the kernels, or without any, of the host ranges, including overlaps.
-        size_bytes: bytes that this rank contributed (elements times their size); ``None`` if any call lacks
-            it.
+        size_bytes: bytes that this rank contributed (elements times their size); ``None`` if unknown for any.
     """
 
     name: Key[str]
@@ -436,7 +434,6 @@ def _plain_name(text: str, one: Collective | None) -> str:
 
 
 def _size_bytes(one: Collective | None) -> int | None:
-    """Bytes contributed by one call, ``None`` if not recorded."""
     if one is None or one.dtype is None or one.in_elements is None or one.in_elements < 0:
         return None
     dtype = one.dtype.lower()

@@ -275,7 +275,6 @@ _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def _is_of_launches(name: str) -> bool:
-    """Whether a call of this name launches, or waits for launched work."""
     return "Launch" in name or waits_for_device(name)
 
 
@@ -407,7 +406,6 @@ def _usual(
 
 
 def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Intervals]:
-    """Number of the device that works longest in a time, and its busy time."""
     numbers = different(timeline.trace.device.device).tolist()
     busiest = max(numbers, key=lambda number: busy_ns(timeline, number, covered))
     return busiest, busy_time(timeline, busiest)
@@ -489,7 +487,6 @@ def _by_place(
     wait_ns: NDArray[np.int64],
     saves_ns: NDArray[np.int64],
 ) -> tuple[HostWait, ...]:
-    """Sum up the waits of each place that count or have a saving."""
     sums: dict[WaitPlace, list[int]] = {}
     for place, counts, waited, saving in zip(
         places, is_counted.tolist(), wait_ns.tolist(), saves_ns.tolist(), strict=True
@@ -748,9 +745,8 @@ def stakes_of_waits(
     gap, but no more than its launch comes earlier. If there was no such gap, S(k) = S(k - 1). So each gap
     recovers the smaller of its length and W - S, the waits not recovered yet. A gap is attributed to the
     latest such waits: they caused it, and those before them only lengthen it. The part of a wait that isn't
-        recovered by the end of
-    the next step is forgotten: a host can't be further ahead for long, and if each step waits, the next one
-    has its own.
+    recovered by the end of the next step is forgotten: a host can't be further ahead for long, and if each
+    step waits, the next one has its own.
 
     Caveats:
         This holds for one host thread at a time and for one device that works in launch order. All waits are

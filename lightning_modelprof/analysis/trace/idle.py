@@ -343,15 +343,6 @@ def _with_fetches(
 def _first_launched(
     points_ns: NDArray[np.int64], begin_ns: NDArray[np.int64], launch_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The event launched first among those that start at each point.
-
-    Args:
-        points_ns: shape (k,); an event starts at each of them.
-        begin_ns: start of each event, shape (m,).
-        launch_ns: start of each event's launch, -1 if unknown, shape (m,).
-
-    Returns:
-        Index of an event for each point, shape (k,); one with a known launch if there is any.
-    """
+    """Index of the earliest launched event that starts at each point; unknown launches come last."""
     order = np.lexsort((np.where(launch_ns < 0, _NEVER, launch_ns), begin_ns))
     return order[np.searchsorted(begin_ns[order], points_ns)]

@@ -77,8 +77,7 @@ class KernelUse(Record, frozen=True, kw_only=True):
         name: complete, as in the file.
         tally: calls and their time; overlapping calls are added up.
         blocks_per_sm: thread blocks per streaming multiprocessor, over the calls that recorded it.
-        occupancy: the profiler's estimate of the achieved occupancy, a fraction, over the calls that recorded
-            it.
+        occupancy: the profiler's estimate of the achieved occupancy, a fraction, over calls that recorded it.
         uses_tensor_cores: from the name; ``None`` if that doesn't show it, and for devices without any.
         is_communication: whether it moves data between ranks, in any of its calls.
     """
@@ -152,12 +151,7 @@ def tell_tensor_cores(trace: Trace) -> bool:
 def launching_operators(
     timeline: Timeline, chosen: NDArray[np.intp], group: Groups, size: int
 ) -> list[LaunchingOperators]:
-    """Operators that launched each group's device events.
-
-    Args:
-        chosen: positions of device events in ``Trace.device``, shape (c,).
-        group: number of each one's group, shape (c,), values from 0 to size - 1.
-    """
+    """Operators that launched each group's device events; ``chosen`` are positions in ``Trace.device``."""
     trace = timeline.trace
     operator = timeline.launch.operator[chosen]
     known = np.flatnonzero(operator >= 0)
@@ -192,13 +186,7 @@ _FIRST_WITH_TENSOR_CORES: Final = 7
 
 
 class DeviceProperties(Record, frozen=True, kw_only=True):
-    """Properties of a device in the file.
-
-    Attributes:
-        name: model name; ``None`` if the file doesn't have it.
-        memory_bytes: in total; ``None`` if the file doesn't have it.
-        compute_capability: e.g. ``8.0``; ``None`` if the file doesn't have it.
-    """
+    """A device's model name, total memory and compute capability (``8.0``); ``None`` if not in the file."""
 
     name: str | None = None
     memory_bytes: int | None = None
@@ -249,7 +237,6 @@ def whole(value: object) -> int | None:
 
 
 def _from_text(text: str) -> object:
-    """Parse a text in JSON or Python, ``None`` if it's neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -43,7 +43,7 @@ class MemoryFlow(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: the operator, as ``caller (aten::empty)`` if it only allocated for another one; without an
-            operator, the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``. Or the
+            operator, the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``; or the
             device.
         allocated_bytes, released_bytes: sums, both positive.
     """
@@ -142,7 +142,6 @@ def _device_name(device_type: int, number: int) -> str:
 
 
 def _peak(level_bytes: NDArray[np.int64]) -> int | None:
-    """The highest level, ``None`` if none was recorded."""
     highest = int(level_bytes.max())
     return highest if highest >= 0 else None
 

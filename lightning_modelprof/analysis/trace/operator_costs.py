@@ -97,11 +97,7 @@ def _batched_product(first: int) -> Callable[[_Dims, _Values], int]:
 
 
 def _integers(values: _Values, index: int, count: int) -> tuple[int, ...]:
-    """Parse a recorded list such as ``"[2, 2]"``; one number stands for all dimensions.
-
-    Raises:
-        ValueError: if it isn't such a list.
-    """
+    """Parse a recorded list such as ``"[2, 2]"``; one number stands for all dimensions."""
     found = json.loads(values[index])
     if not isinstance(found, list) or not all(type(value) is int for value in found):
         raise ValueError("not a list of integers")
@@ -111,7 +107,6 @@ def _integers(values: _Values, index: int, count: int) -> tuple[int, ...]:
 
 
 def _flag(text: object) -> bool:
-    """Parse a recorded truth value; raises ``ValueError`` if it isn't one."""
     if text not in {"True", "False"}:
         raise ValueError("not a truth value")
     return text == "True"
@@ -260,15 +255,10 @@ def is_project_frame(frame: str) -> bool:
 def modules_of(
     timeline: Timeline, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
-    """The innermost module whose call contains each event.
-
-    Args:
-        timeline: n events.
-        rows: host events, shape (k,).
+    """The innermost module whose call contains each host event.
 
     Returns:
-        Names, and each event's index into them, -1 outside modules, shape (k,); ``None`` if the trace has no
-        module calls.
+        Names, and each event's index, -1 outside modules, shape (k,); ``None`` without module calls.
     """
     trace = timeline.trace
     is_range = timeline.is_annotation | (trace.category == Category.PYTHON_FUNCTION)
@@ -281,15 +271,10 @@ def modules_of(
 def callers_of(
     timeline: Timeline, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
-    """The innermost frame outside torch and Lightning that called each event.
-
-    Args:
-        timeline: n events.
-        rows: host events, shape (k,).
+    """The innermost frame outside torch and Lightning that called each host event.
 
     Returns:
-        Frames, and each event's index into them, -1 without one, shape (k,); ``None`` if the trace has no
-        call stacks.
+        Frames, and each event's index into them, -1 without one, shape (k,); ``None`` without call stacks.
     """
     trace = timeline.trace
     calls = np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)
@@ -357,8 +342,7 @@ class Operator(Record, frozen=True, kw_only=True):
     """All calls of one operator on one host thread, or those with inputs of one shape.
 
     Attributes:
-        shape: input shapes as JSON text; ``None`` if calls aren't separated by shape, or if it wasn't
-            recorded.
+        shape: input shapes as JSON text; ``None`` if calls aren't separated by shape, or not recorded.
         calls: number of calls, including those nested in another of them.
         host: host times of the outermost calls, including everything they call.
         host_self_ns: time of the calls outside nested operators and runtime calls.

@@ -189,14 +189,7 @@ class _Sums:
         children: list[dict[str, Child]],
         kernels: list[dict[str, Tally]],
     ) -> list[Operator]:
-        """One operator per group.
-
-        Args:
-            group: number of each call's group, shape (k,).
-            labels: name and shape of each group.
-            children: operators that each group calls directly.
-            kernels: device events that each group launched itself.
-        """
+        """One operator per group; ``group`` is the number of each call's group, shape (k,)."""
         size = len(labels)
         is_outer = self.calls.is_outermost(group)
         calls = np.bincount(group, minlength=size).tolist()
@@ -252,7 +245,6 @@ class _Sums:
         return found
 
     def kernels(self, group: Groups, size: int) -> list[dict[str, Tally]]:
-        """Device events that each group's calls launched themselves, by name."""
         trace = self.timeline.trace
         launched = np.flatnonzero(self.calls.launched_by >= 0)
         event = trace.device.event[launched]
@@ -265,7 +257,6 @@ class _Sums:
         return found
 
     def _device(self, group: Groups, is_outer: NDArray[np.bool_], size: int) -> Sequence[Tally | None]:
-        """Device time of each group's outermost calls, ``None`` without device events."""
         if not self.timeline.has_device:
             return [None] * size
         return tally_by(group[is_outer], self.calls.device_total_ns[is_outer], size)

@@ -37,7 +37,7 @@ class Waits(Record, frozen=True, kw_only=True):
 
     Attributes:
         transfer_ns: sum of each call's shortest time over the ranks.
-        caused_ns: mean wait of the others in the calls to which this rank arrived last.
+        caused_ns: mean wait of the others, summed over the calls to which this rank arrived last.
         last: number of those calls. If several ranks share the shortest time, no rank arrived last.
         waited_per_step_ns, caused_per_step_ns: means over the compared steps; ``None`` without steps.
     """
@@ -172,7 +172,7 @@ def _waits(rank: int, parts: Sequence[tuple[Sequence[MatchedCall], int | None]])
         some_total_ns = sum(call.durations_ns[rank] for call in some)
         some_transfer_ns = sum(min(call.durations_ns.values()) for call in some)
         late = [call for call in some if call.last == rank]
-        some_caused_ns = sum(map(_wait_of_others, late))
+        some_caused_ns = sum(map(_mean_wait_of_others, late))
         calls += len(some)
         total_ns += some_total_ns
         transfer_ns += some_transfer_ns
@@ -192,8 +192,7 @@ def _waits(rank: int, parts: Sequence[tuple[Sequence[MatchedCall], int | None]])
     )
 
 
-def _wait_of_others(call: MatchedCall) -> float:
-    """Mean wait of the ranks that didn't arrive last."""
+def _mean_wait_of_others(call: MatchedCall) -> float:
     durations_ns = call.durations_ns.values()
     shortest_ns = min(durations_ns)
     return sum(ns - shortest_ns for ns in durations_ns) / (len(durations_ns) - 1)
@@ -209,7 +208,7 @@ def _stragglers(group: MatchedGroup) -> list[LateRank]:
     calls, num_ranks = lasts.total(), len(group.ranks)
     found = []
     for rank, last in lasts.items():
-        caused_ns = sum(_wait_of_others(call) for call in group.calls if call.last == rank)
+        caused_ns = sum(_mean_wait_of_others(call) for call in group.calls if call.last == rank)
         others_ns = sum(sum(call.durations_ns.values()) - call.durations_ns[rank] for call in group.calls)
         is_costly = caused_ns * (num_ranks - 1) >= _LEAST_COST * others_ns
         if is_costly and chance_of_at_least(last, calls, 1 / num_ranks) < _LEVEL / num_ranks:
@@ -348,7 +347,6 @@ def match_calls(ranks: Mapping[int, CommunicationCalls], world_size: int | None)
 
 
 def _shared_steps(facts: Sequence[CommunicationCalls]) -> tuple[int, ...] | None:
-    """Steps that all have, ``None`` if one has no steps at all."""
     known = [set(fact.steps) for fact in facts if fact.steps is not None]
     return tuple(sorted(set.intersection(*known))) if len(known) == len(facts) else None
 

@@ -1,7 +1,7 @@
 """Step time breakdown: what each profiled step waited for, as in the removed TensorBoard plugin.
 
 Source of the definitions: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
-2026), without four of its faults: categories that fill a step leave nothing to those below them,
+2026), with four of its faults fixed: categories that fill a step leave nothing to those below them,
 communication kernels are recognized by name, annotations around a whole step aren't work, and a last step
 with less work than the one before it is kept.
 """
@@ -149,14 +149,11 @@ def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
 
 
 def _parts(bounds: NDArray[np.int64], layers: list[Intervals]) -> NDArray[np.int64]:
-    """Nanoseconds of each category in each step.
+    """Nanoseconds of each category in each step; each row sums to its step's length.
 
     Args:
         bounds: start and end of each step, shape (m, 2), in order and disjoint; may be empty.
         layers: time of each category except Other.
-
-    Returns:
-        Shape (m, number of categories); each row sums to its step's length.
     """
     filled = np.flatnonzero(bounds[:, 0] < bounds[:, 1])
     whole = bounds[filled]

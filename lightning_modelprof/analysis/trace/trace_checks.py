@@ -40,7 +40,7 @@ def check_trace(timeline: Timeline) -> tuple[str, ...]:
         notes.append(f"{trace.num_dropped:,} events have no usable time and are left out of all figures.")
     notes += _reported_losses(timeline)
     if timeline.has_device:
-        notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
+        notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_events_before_launch(timeline)]
     if timeline.steps is not None and timeline.steps.has_ranges:
         if timeline.steps.are_numbered:  # others needn't be consecutive
             notes += [*_overlapping_steps(timeline, timeline.steps), *_gaps(timeline.steps)]
@@ -58,7 +58,6 @@ def _cut_steps(numbers: tuple[int, ...]) -> list[str]:
 
 
 def _reported_losses(timeline: Timeline) -> list[str]:
-    """Losses that the profiler itself reported in the file."""
     logs = [timeline.trace.metadata.get(level) for level in _LOG_LEVELS]
     lines = [line for log in logs if isinstance(log, list) for line in log if isinstance(line, str)]
     quotes = [line for line in lines if any(word in line.lower() for word in _LOSS_WORDS)]
@@ -69,7 +68,6 @@ def _reported_losses(timeline: Timeline) -> list[str]:
 
 
 def _lost_kernels(timeline: Timeline) -> list[str]:
-    """Launches in the kept steps without a kernel in the trace."""
     count = count_kernel_launches(timeline)
     if not count.steps:
         return []
@@ -90,8 +88,7 @@ def _lost_launches(timeline: Timeline) -> list[str]:
     ]
 
 
-def _acausal(timeline: Timeline) -> list[str]:
-    """Device events that start before their launching call."""
+def _events_before_launch(timeline: Timeline) -> list[str]:
     trace = timeline.trace
     runtime = timeline.launch.runtime
     known = np.flatnonzero(runtime >= 0)
@@ -152,7 +149,6 @@ def _repeated_steps(steps: Steps) -> list[str]:
 
 
 def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
-    """The profiler's own work, if it takes much of the steps."""
     trace = timeline.trace
     rows = np.flatnonzero(trace.category == Category.OVERHEAD)
     rows = rows[locate(trace.begin_ns[rows], steps.intervals) >= 0]
@@ -245,11 +241,7 @@ def _are_never_joined(
 ) -> NDArray[np.bool_]:
     """Which launches have a name that the recorder never joins to its kernels, although these are there.
 
-    That is a name without a joined call, when at least as many kernels have no launch.
-
-    Args:
-        rows: the launches, shape (k,).
-        has_kernel: shape (k,).
+    That is a name without a joined call, when at least as many kernels have no launch. Shape (k,).
     """
     trace = timeline.trace
     is_kernel = trace.category[trace.device.event] == Category.KERNEL

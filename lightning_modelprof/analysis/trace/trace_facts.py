@@ -184,7 +184,6 @@ class TraceFacts(LazyFacts):
 
 
 def _noted(trace: Trace, what: str) -> int | None:
-    """The rank or world size, as recorded in the trace by the callback or by torch."""
     for key in (TRACE_METADATA_KEY, "distributedInfo"):
         noted: Any = trace.metadata.get(key)
         if isinstance(noted, str):  # a trace rewritten by some tool

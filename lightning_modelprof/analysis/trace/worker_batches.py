@@ -64,8 +64,6 @@ class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
 
 
 class _Noted(Record, frozen=True, kw_only=True):
-    """The callback's notes in the trace."""
-
     recorded_steps: tuple[Count, ...] = ()
     step_marks: tuple[tuple[Int, Int, Int], ...] = ()
     workers: tuple[tuple[Count, WorkerBatches], ...] | str = ()
@@ -136,7 +134,6 @@ def _offset_ns(timeline: Timeline, marks: Mapping[int, tuple[int, int, int]]) ->
 
 
 def _waited_ns(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Time since the end of the worker's previous batch, shape (n,)."""
     waited_ns = np.full(len(columns["worker"]), -1, np.int64)
     same = (np.diff(columns["worker"]) == 0) & (np.diff(columns["loader"]) == 0)
     between_ns = columns["begin_ns"][1:] - columns["ready_ns"][:-1]
@@ -152,10 +149,6 @@ def _used_by(
     Batches are delivered in index order, so the step has the number of its batch in the epoch. Of several
     epochs, it's the first such step whose fetch doesn't end before the batch is ready. Steps that don't fetch
     exactly once are left out.
-
-    Args:
-        in_epoch: number in the epoch, by step number.
-        columns: of n batches.
     """
     steps, trace = timeline.steps, timeline.trace
     assert steps is not None
