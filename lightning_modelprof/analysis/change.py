@@ -47,7 +47,7 @@ class Change(Record, frozen=True, kw_only=True):
     """One figure on both sides.
 
     Attributes:
-        before, after: the figure, averaged over the runs' means; ``None`` if not measured.
+        before, after: the figure, from the mean of the runs' means; ``None`` if not measured.
         change: after / before - 1, or after - before if ``is_difference``; ``None`` if not measured, or if a
             side is 0 and there is no quotient.
         low, high: ends of the 95% interval of ``change``; ``None`` as above, or with too few steps.

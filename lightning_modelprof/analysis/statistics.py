@@ -112,8 +112,8 @@ def block_lengths(values: _Floats) -> tuple[int, ...]:
 def drift_within(values: _Floats) -> float:
     """Relative standard deviation of slow changes within a run, which also occur between runs.
 
-    A machine that is slower for seconds makes tenths of a run differ by more than its fortieths, if
-    independent, explain. Assume at least as much drift from one run to the next.
+    A machine that is slower for seconds makes tenths of a run differ by more than its fortieths explain if
+    these were independent. Assume at least as much drift from one run to the next.
 
     Args:
         values: shape (n,), in order of time.

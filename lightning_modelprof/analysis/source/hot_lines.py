@@ -212,7 +212,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         return _fewest(calls, _sum(at.tally for at in calls))
 
     def statements_below(self, function: str) -> tuple[HotLine, ...]:
-        """The user's fewest lines that hold half of a library function's time.
+        """The fewest of the user's lines that hold half of a library function's time.
 
         Args:
             function: its qualified name.
@@ -253,7 +253,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         )
 
     def statements_in(self, phases: Collection[str], libraries: Collection[str] = ()) -> tuple[HotLine, ...]:
-        """The user's fewest lines that hold half of the time of some phases, in any function.
+        """The fewest of the user's lines that hold half of the time of some phases, in any function.
 
         Each stack counts for the user's outermost line on it; ``inner`` is what that line calls.
 

@@ -26,9 +26,8 @@ class Statistics(Record, frozen=True, kw_only=True):
     ``avg`` is the figure of the whole set: the mean of a cost; for a rate or ratio, total over total.
     ``max``, ``min`` and the percentiles (linear interpolation between the two nearest steps) are of the
     per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step. It doesn't assume that
-    steps vary
-    independently: batches of several workers come in bursts, slow steps in runs. Clean steps count as
-    consecutive even if steps between them were left out.
+    steps vary independently: batches of several workers come in bursts, slow steps in runs. Clean steps count
+    as consecutive even if steps between them were left out.
 
     In a run with more steps than are saved, ``avg`` and a cost's ``max`` and ``min`` are over all clean
     steps; everything else is over the saved ones, which makes the standard error too large rather than too

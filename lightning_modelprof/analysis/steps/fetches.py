@@ -95,7 +95,7 @@ def _next_indices_position(path: Sequence[StackFrame]) -> int | None:
 
 
 def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
-    """Position of the first user or library frame below that, or else of Python's ``random``."""
+    """Position of the first user or library frame below that call, or else of Python's ``random``."""
     begin = _next_indices_position(path)
     if begin is None:
         return None

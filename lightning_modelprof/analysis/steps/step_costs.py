@@ -168,8 +168,7 @@ class StepCosts(Record, frozen=True, kw_only=True):
         """Typical time of a phase that is in every step; ``None`` if not measured.
 
         It's the mean if the thread had its CPU. If it had to wait for one, or if that's unknown, a few long
-        steps
-        say nothing about the training: then it's the trimmed mean if that's less.
+        steps say nothing about the training: then it's the trimmed mean if that's less.
         """
         mean_ns = means.phases_ns.get(phase)
         if mean_ns is None or self.had_its_cpu:

@@ -52,8 +52,7 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
     ends after it (``record_function.__enter__`` opens one and returns) encloses whatever comes after that
     function: its parent is the first event that ends no earlier. So does an operator opened from Python
     (``RecordFunctionFast.__enter__``, as in torch.compile). Such an operator is recognized by the function
-    around
-    its start, or because it ends later than rounding explains: a C++ operator ends before its caller.
+    around its start, or because it ends later than rounding explains: a C++ operator ends before its caller.
 
     Returns:
         Shape (n,): row of the event around it, -1 for outermost and device events.
