@@ -1,1 +1,1 @@
-"""Derived facts: every number is computed here, once."""
+"""Derived facts. Every figure is computed here, once."""

@@ -1,4 +1,4 @@
-"""One figure of two sides of runs: both values, the change, and the interval that the change is in."""
+"""One figure of a comparison: both values, the change and its confidence interval."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ from lightning_modelprof.run.phases import PHASE_INDEX, PHASES
 from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 
 FEW_STEPS: Final = 20
-"""Clean steps that a side needs for an interval."""
+"""Clean steps that each side needs for an interval."""
 
 ASSUMED_RUN_SPREAD: Final = 0.01
-"""Relative standard deviation between runs of the same thing, added where one run a side cannot show it.
+"""Relative standard deviation between identical runs, added where one run per side can't show it.
 
 Source: an assumption, and a low one. T. Mytkowicz et al., Producing Wrong Data Without Doing Anything
-Obviously Wrong, ASPLOS 2009, found several per cent from the order of linking and the size of the environment
-alone; ``benchmarks/compare_power.py`` prints what fits of the same thing differ on a machine."""
+Obviously Wrong, ASPLOS 2009, found several percent from link order and environment size alone;
+``benchmarks/compare_power.py`` prints how much identical fits differ on a machine."""
 
 Floats = NDArray[np.floating[Any]]
 Figure = Callable[[Floats], Floats]
-"""From the means of a run's columns, shape (..., columns), to a figure, shape (...)."""
+"""Map the means of a run's columns, shape (..., columns), to a figure, shape (...)."""
 
 _DURATION: Final = len(PHASES)
 SAMPLES: Final = len(PHASES) + 1
-"""Column of the samples of a step; those of the phases come first, in their order."""
+"""Column with the samples per step; the phase columns come first, in phase order."""
 
 
 class Change(Record, frozen=True, kw_only=True):
     """One figure on both sides.
 
     Attributes:
-        before, after: the figure, of several runs from the mean of their means; ``None`` if not measured.
-        change: after / before - 1, or after - before where ``is_difference``; ``None`` if not measured, or if
-            there is no quotient because a side is 0.
-        low, high: ends of the 95 % interval of ``change``; ``None`` as above, or with too few steps.
+        before, after: the figure, from the mean of the runs' means; ``None`` if not measured.
+        change: after / before - 1, or after - before if ``is_difference``; ``None`` if not measured, or if a
+            side is 0 and there is no quotient.
+        low, high: ends of the 95% interval of ``change``; ``None`` as above, or with too few steps.
     """
 
     key: str
@@ -63,7 +63,7 @@ class Change(Record, frozen=True, kw_only=True):
 
 
 class Outcome(Enum):
-    """What a comparison says; see :func:`decide`."""
+    """Verdict of a comparison; see :func:`decide`."""
 
     FASTER = "faster"
     SLOWER = "slower"
@@ -72,20 +72,20 @@ class Outcome(Enum):
 
 
 class Comparison(Record, frozen=True, kw_only=True):
-    """How two sides differ, and what follows from it.
+    """Difference between two sides, and the verdict.
 
     Attributes:
-        reason: why the decision is not another one; ``""`` where the interval says it all.
-        per_sample: whether the time per sample decides, because the steps hold different numbers of samples.
+        reason: why there is no clearer verdict; ``""`` where the interval is enough.
+        per_sample: whether the time per sample decides, because steps hold different numbers of samples.
         times_as_fast: time before / time after; ``None`` when a side has no clean step.
-        low, high: ends of its 95 % interval; ``None`` with too few steps.
-        detectable: smallest change of the time, as a fraction, that would be seen in four of five such
-            comparisons; ``None`` without an interval.
-        num_steps: clean steps before and after, of all runs.
+        low, high: ends of its 95% interval; ``None`` with too few steps.
+        detectable: smallest relative change in time that four of five such comparisons would show; ``None``
+            without an interval.
+        num_steps: clean steps before and after, over all runs.
         num_runs: runs before and after.
-        paired: whether the runs of both sides took turns and are compared pair by pair.
-        phases: difference in time per step of each phase that took time on any side.
-        block_lengths: tried lengths of blocks in steps, one tuple for each run before, then after.
+        paired: whether the runs of both sides took turns and are compared in pairs.
+        phases: difference in time per step of each phase that took time on either side.
+        block_lengths: tried block lengths in steps, one tuple per run, before first.
     """
 
     outcome: Outcome
@@ -105,15 +105,15 @@ class Comparison(Record, frozen=True, kw_only=True):
 
 
 class Side(Record, frozen=True):
-    """What the clean steps of the runs of one side say.
+    """Clean steps of one side's runs.
 
     Attributes:
         columns: per run, shape (clean steps, columns): time in each phase, step time, samples.
         measured: shape (columns,): whether a column is measured in every clean step of every run.
-        lengths: per run, the tried lengths of blocks.
-        draws: per tried length, shape (resamples, columns): means of the side, drawn anew.
+        lengths: per run, the tried block lengths.
+        draws: per tried length, shape (resamples, columns): the side's resampled means.
         blocks: per tried length, the number of blocks.
-        run_spread: relative standard deviation that is assumed between runs when there is one a side.
+        run_spread: relative standard deviation assumed between runs with one run per side.
     """
 
     columns: tuple[Floats, ...]
@@ -129,12 +129,12 @@ class Side(Record, frozen=True):
 
     @property
     def run_means(self) -> Floats:
-        """Shape (runs, columns); every run counts the same, however long it is."""
+        """Shape (runs, columns); every run has the same weight, however long it is."""
         return np.array([columns.mean(axis=0) for columns in self.columns])
 
 
 class Sides(NamedTuple):
-    """What is compared; ``paired`` says that run i of both sides are neighbours in time."""
+    """Both sides; ``paired`` means that run i before and run i after are neighbors in time."""
 
     before: Side
     after: Side
@@ -146,10 +146,10 @@ class Sides(NamedTuple):
 
 
 def side_of(runs: Sequence[StepTimings]) -> Side:
-    """What the runs of a side say; without draws when their clean steps are too few.
+    """Summarize the runs of a side, without draws if they have too few clean steps.
 
     Args:
-        runs: of which those without a clean step are left out.
+        runs: those without a clean step are left out.
     """
     clean = [steps.clean() for steps in runs]
     columns = [
@@ -220,7 +220,7 @@ def speed_figures(sides: Sides) -> tuple[Change, ...]:
 
 
 def phase_changes(sides: Sides) -> tuple[Change, ...]:
-    """Phases that took time on any side, with what is not measured on one."""
+    """Changes of the phases that took time on either side, even if unmeasured on the other."""
     found = []
     for index, phase in enumerate(PHASES):
         took_time = any((run[:, index] != 0).any() for side in sides.both for run in side.columns)
@@ -232,12 +232,12 @@ def phase_changes(sides: Sides) -> tuple[Change, ...]:
 def change_of(
     key: str, sides: Sides, figure: Figure, *, needs: int = _DURATION, is_difference: bool = False
 ) -> Change:
-    """One figure on both sides, its change and the interval of that.
+    """Change of one figure between the sides, with its interval.
 
     Args:
-        needs: column that it needs besides the step's time.
-        is_difference: whether the change is a difference; else it is a quotient, on whose logarithm the
-            interval is made, so that exchanged sides give the inverse.
+        needs: column that the figure needs in addition to the step time.
+        is_difference: whether the change is a difference; otherwise it's a quotient, and the interval is
+            made on its logarithm, so that swapping the sides gives the inverse.
     """
     before, after = (_value(side, figure, needs) for side in sides.both)
     nothing = Change(
@@ -274,7 +274,7 @@ def _value(side: Side, figure: Figure, needs: int) -> float | None:
 
 
 def _within(sides: Sides, figure: Figure, scale: Figure, estimate: float) -> tuple[float, float]:
-    """How far the bootstrapped intervals reach below and above: what the spread of the steps says."""
+    """Widest reach of the bootstrapped intervals below and above: spread of the steps."""
     below, above = 0.0, 0.0
     tail = 50 * (1 - CONFIDENCE)
     for before, after, *blocks in zip(
@@ -282,7 +282,7 @@ def _within(sides: Sides, figure: Figure, scale: Figure, estimate: float) -> tup
     ):
         with np.errstate(divide="ignore", invalid="ignore"):
             drawn = scale(figure(after)) - scale(figure(before))
-        if not np.isfinite(drawn).all():  # a side that is 0 in some draw has no quotient there
+        if not np.isfinite(drawn).all():  # a side that is 0 in a draw has no quotient
             return math.inf, math.inf
         low, high = (float(end) for end in np.percentile(drawn, (tail, 100 - tail)))
         factor = small_sample_factor(min(blocks))
@@ -291,7 +291,7 @@ def _within(sides: Sides, figure: Figure, scale: Figure, estimate: float) -> tup
 
 
 def _between(sides: Sides, figure: Figure, scale: Figure) -> float | None:
-    """Half of the interval by Student's t: what the spread of the runs says; ``None`` with one run a side."""
+    """Half of Student's t interval: spread of the runs; ``None`` with one run per side."""
     with np.errstate(divide="ignore", invalid="ignore"):
         runs = [scale(figure(side.run_means)) for side in sides.both]
     if sides.paired:

@@ -1,4 +1,4 @@
-"""Two runs, or several of each kind, side by side: how much faster, and how sure that is."""
+"""Compare two runs, or several per side: which is faster, and how certain that is."""
 
 from __future__ import annotations
 
@@ -52,21 +52,21 @@ def compare(
     """Compare the clean steps of two sides.
 
     Args:
-        before: steps of one or more runs, in the order of time.
-        after: the same.
-        tolerance: change of the time, as a fraction, that does not matter.
-        per_sample: let the time per sample of all ranks decide and not the time per step.
-        ranks: world size before and after; only matters for the time per sample.
-        paired: run i before and run i after ran one after the other, so that a machine that gets slower or
-            faster over all runs does not count.
+        before: steps of one or more runs, in order of time.
+        after: the same for the other side.
+        tolerance: relative change in time that doesn't matter.
+        per_sample: let the time per sample over all ranks decide instead of the step time.
+        ranks: world size before and after; matters only for the time per sample.
+        paired: run i before and run i after ran back to back, so that a machine that slows down or speeds up
+            over all runs doesn't count.
 
-    Definition: the time of a side is the mean over its runs of the mean over the clean steps. The interval is
-    the widest of these: for each of three lengths of blocks the percentiles of quotients of resampled means
-    (circular block bootstrap), which is how much such steps vary; and with more than
-    one run on any side Student's t for the logarithms of the runs' means, which is how much such runs vary:
-    over the pairs if ``paired``, else with one relative spread for both sides. With one run a side
-    ``ASSUMED_RUN_SPREAD`` and what drifts within the runs (``drift_within``) are added to the first in
-    quadrature: runs differ by more than their steps tell.
+    Definition: the time of a side is the mean over its runs of each run's mean over clean steps. The interval
+    is the widest of these. For each of three block lengths: the percentiles of quotients of resampled means
+    (circular block bootstrap), which reflect how much the steps vary. With more than one run on either side:
+    Student's t for the logarithms of the runs' means, which reflects how much the runs vary, over the pairs
+    if ``paired``, else with one relative spread for both sides. With one run per side,
+    ``ASSUMED_RUN_SPREAD`` and the drift within the runs (``drift_within``) are added to the first in
+    quadrature, since runs differ by more than their steps show.
 
     Source: T. Kalibera and R. Jones, Rigorous Benchmarking in Reasonable Time, ISMM 2013 (repeat at the
     highest level that varies, report an interval of the quotient); T. J. DiCiccio and B. Efron, Bootstrap
@@ -77,7 +77,7 @@ def compare(
     Raises:
         ValueError: when ``paired`` and the sides have different numbers of runs.
 
-    Caveats: with one run a side, a machine that is slower during one of them cannot be told from slower code.
+    Caveats: with one run per side, a slower machine can't be distinguished from slower code.
     """
     sides = _sides_of(before, after, paired=paired)
     num_steps = (sides.before.num_steps, sides.after.num_steps)
@@ -104,7 +104,7 @@ def compare(
 
 
 def _times_as_fast(change: float | None) -> float | None:
-    """By the change of the time; ``None`` where that is not known, or is all of it but for rounding."""
+    """From the change in time; ``None`` if unknown, or if all time is gone but for rounding."""
     return None if change is None or change <= -1 else 1 / (1 + change)
 
 
@@ -120,7 +120,6 @@ def _sides_of(before: Sequence[StepTimings], after: Sequence[StepTimings], *, pa
 
 
 def _deciding_change(sides: Sides, ranks: tuple[int, int], *, per_sample: bool) -> Change:
-    """Of the time of a step, or of a sample of all ranks."""
     if not per_sample:
         return change_of("step_time", sides, step_time)
     of_a_rank = change_of("time_per_sample", sides, time_per_sample, needs=SAMPLES)
@@ -128,15 +127,15 @@ def _deciding_change(sides: Sides, ranks: tuple[int, int], *, per_sample: bool) 
 
 
 def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tuple[Outcome, str]:
-    """The decision, and the reason where there is none.
+    """Verdict, and the reason if there is none.
 
     Args:
         change: of the time: after / before - 1.
-        tolerance: as a fraction of the time before for slower, of the time after for faster, so that
-            exchanged sides give the opposite.
+        tolerance: fraction of the time before for slower, of the time after for faster, so that swapping
+            the sides gives the opposite.
 
-    Definition: *same* when the whole interval is within the tolerance; else *slower* (*faster*) when the
-    interval excludes no change and the change itself is beyond the tolerance; else it cannot be told.
+    Definition: *same* if the whole interval is within the tolerance; otherwise *slower* (*faster*) if the
+    interval excludes 0 and the change itself exceeds the tolerance; otherwise *cannot tell*.
     """
     if change.change is None:
         which = " and ".join(name for name, n in zip(("before", "after"), num_steps, strict=True) if n == 0)
@@ -168,7 +167,7 @@ def decide(change: Change, num_steps: tuple[int, int], tolerance: float) -> tupl
 
 
 def detectable_change(change: Change) -> float | None:
-    """The smallest change of the time, as a fraction, that such runs show in four of five comparisons.
+    """Smallest relative change in time that such runs show in four of five comparisons.
 
     Source: H. S. Bloom, Minimum Detectable Effects, Evaluation Review 19 (1995): the sum of the quantiles of
     confidence and of power, times the standard error; here on the logarithm of the quotient.
@@ -180,7 +179,7 @@ def detectable_change(change: Change) -> float | None:
 
 
 def _times(change: Change, factor: float) -> Change:
-    """The same change of a time that is ``factor`` times as long after as was thought."""
+    """Change after multiplying the time after by ``factor``."""
 
     def scaled(value: float | None) -> float | None:
         return None if value is None else (1 + value) * factor - 1
@@ -191,7 +190,7 @@ def _times(change: Change, factor: float) -> Change:
 def _overwhelming(
     sides: Sides, ranks: tuple[int, int], reason: str, *, per_sample: bool
 ) -> tuple[Outcome, str]:
-    """What a few steps show none the less, because no step of one side comes near to any of the other."""
+    """Verdict from few steps, if every step of one side is far from every step of the other."""
     if min(side.num_steps for side in sides.both) < _OVERWHELMING_STEPS:
         return Outcome.CANNOT_TELL, reason
     figure = time_per_sample if per_sample else step_time
@@ -221,15 +220,15 @@ _SETUP_NUMBERS: Final = (
     "gradient_clip_val",
     "matmul_precision",
 )
-"""Fields of ``TrainingSetup`` that are one value each; dataloaders and optimizers have theirs below."""
+"""Fields of ``TrainingSetup`` with a single value; dataloaders and optimizers are handled below."""
 
 
 _WHERE_FILES_GO: Final = frozenset({"dirpath"})
-"""Arguments of the callback that differ between any two runs and change nothing."""
+"""Callback arguments that differ between any two runs without any effect."""
 
 
 def batch_size(steps: StepTimings) -> float | None:
-    """Samples of a usual step: the median over the clean steps; ``None`` if it is not known."""
+    """Samples per typical step: the median over the clean steps; ``None`` if unknown."""
     samples = steps.clean().samples
     if len(samples) == 0 or (samples == NOT_MEASURED).any():
         return None
@@ -237,7 +236,7 @@ def batch_size(steps: StepTimings) -> float | None:
 
 
 def run_settings(facts: Facts) -> dict[str, str]:
-    """Name → value of all that may make one run differ from another, in reading order."""
+    """Settings that may explain a difference between runs, in reading order."""
     info = facts.info
     tree = facts.get(Facts.modules)
     root = None if tree is None else tree.root
@@ -263,12 +262,12 @@ def run_settings(facts: Facts) -> dict[str, str]:
 def setting_differences(
     before: Sequence[Mapping[str, str]], after: Sequence[Mapping[str, str]]
 ) -> tuple[tuple[str, str, str], ...]:
-    """(name, before, after) of each setting that differs between the sides; several values side by side."""
+    """Settings that differ between the sides, as (name, before, after) with several values joined."""
     names = dict.fromkeys(name for run in (*before, *after) for name in run)
     found = []
     for name in names:
         sides = [tuple(dict.fromkeys(run.get(name, UNKNOWN) for run in side)) for side in (before, after)]
-        # What was read on one side only, by another version or with other arguments, is no difference.
+        # A setting missing on one side (another version or other arguments) is no difference.
         if set(sides[0]) != set(sides[1]) and (UNKNOWN,) not in sides:
             found.append((name, " | ".join(sides[0]), " | ".join(sides[1])))
     return tuple(found)

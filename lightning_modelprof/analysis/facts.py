@@ -1,4 +1,4 @@
-"""Everything derived from a run, each number once, and only when somebody asks for it."""
+"""Everything derived from a run, each number once and only on demand."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _NOT_MEASURED: Final = "not measured (set flops=True to inspect some steps)"
 
 
 class WindowFacts(Record, frozen=True, kw_only=True):
-    """One profiler window: what was asked for, and what its trace says (``None`` without a usable one)."""
+    """One profiler window and the facts of its trace (``None`` without a usable trace)."""
 
     window: Window
     facts: TraceFacts | None
@@ -68,15 +68,15 @@ class Facts(JobFacts):
     """Derived facts of a run's first rank.
 
     Args:
-        traces: window index → what its trace says, for the windows whose trace was read.
-        trace_notes: window index → why there is nothing of it.
+        traces: facts of each trace that was read, by window index.
+        trace_notes: why a window's trace is missing, by window index.
 
     Attributes:
-        steps: the finished steps; of a long run those that were kept, spread evenly over it.
-        unfinished_steps: batches that began and aren't in any step.
-        outside_ns: training time that is in no finished step, by phase key.
-        samples_note: why samples were not counted; in older runs also what speaks against their number.
-        short_loops, loops: what else the process ran.
+        steps: finished steps; in a long run only the saved ones, evenly spaced.
+        unfinished_steps: batches that started and aren't in any step.
+        outside_ns: training time outside finished steps, by phase key.
+        samples_note: why samples weren't counted; in older runs also doubts about their number.
+        short_loops, loops: other loops that the process ran.
     """
 
     def __init__(
@@ -116,12 +116,12 @@ class Facts(JobFacts):
 
     @fact
     def cost(self) -> ModelCost:
-        """What the inspected steps showed of the model."""
+        """Result of the inspected steps."""
         return _measured(self.record.model_cost, NOT_INSPECTED)
 
     @fact
     def sites(self) -> StepSites:
-        """What each source line of one step ran."""
+        """Work of each source line in one step."""
         return _measured(self.cost.sites, self.cost.sites_note or NOT_INSPECTED)
 
     @fact
@@ -137,12 +137,12 @@ class Facts(JobFacts):
 
     @fact
     def num_steps(self) -> int:
-        """Finished steps, kept or not."""
+        """Finished steps, saved or not."""
         return len(self.totals)
 
     @fact
     def num_not_stepping(self) -> int:
-        """Finished steps in which the optimizer did not step."""
+        """Finished steps without an optimizer step."""
         return self.totals.num_with(StepTag.NO_OPTIMIZER_STEP)
 
     @fact
@@ -150,7 +150,7 @@ class Facts(JobFacts):
         """Wall time of all finished steps; the phases sum to it exactly."""
         return int(self.totals.total("duration_ns"))
 
-    # What a step takes
+    # Time per step
 
     @fact
     def step_ns(self) -> float:
@@ -158,7 +158,7 @@ class Facts(JobFacts):
 
     @fact
     def benchmark(self) -> Benchmark:
-        """Figures over the clean steps."""
+        """Benchmark over the clean steps."""
         return _measured(benchmark(self.steps, self.totals), "there is no clean step")
 
     @fact
@@ -180,7 +180,7 @@ class Facts(JobFacts):
 
     @fact
     def step_costs(self) -> StepCosts:
-        """What a step costs without what this profiler does; every diagnosis rests on it."""
+        """Step time without profiler overhead; every diagnosis uses it."""
         return step_costs(
             self.steps,
             self.outside_ns,
@@ -191,7 +191,7 @@ class Facts(JobFacts):
 
     @fact
     def rank_waits(self) -> WaitsOfRanks:
-        """Its traces are windows of one rank; ``rank_skew`` tells how far the ranks lie apart."""
+        """Never measured: a run's traces are windows of one rank; see ``rank_skew``."""
         raise NotMeasured(NOT_COMPARED)
 
     @fact
@@ -246,7 +246,7 @@ class Facts(JobFacts):
     def flops(self) -> ModelFlops:
         figures = self.get(Facts.benchmark)
         step_ns = None if figures is None else max(figures.batch_cost_ns.avg, self._run_ahead_ns or 0.0)
-        return model_flops(self.get(Facts.cost), step_ns, _stepping_share(self.totals.clean()))
+        return model_flops(self.get(Facts.cost), step_ns, _share_with_optimizer_step(self.totals.clean()))
 
     @fact
     def modules(self) -> ModuleTree:
@@ -255,7 +255,7 @@ class Facts(JobFacts):
 
     @fact
     def forward(self) -> ForwardFacts:
-        """What fvcore counts."""
+        """fvcore's count."""
         return forward_facts(_measured(self.get(Facts.cost), _NOT_MEASURED))
 
     # Source lines
@@ -270,7 +270,7 @@ class Facts(JobFacts):
 
     @fact
     def layer_hooks(self) -> FoundCalls:
-        """The time in hooks of modules and tensors."""
+        """Time in hooks of modules and tensors."""
         return layer_hooks(self.hot_lines)
 
     @fact
@@ -284,7 +284,7 @@ class Facts(JobFacts):
 
     @fact
     def notes(self) -> tuple[str, ...]:
-        """What a reader has to know beside the figures."""
+        """Caveats to show next to the figures."""
         record = self.record
         return (
             *record.notes,
@@ -300,7 +300,7 @@ class Facts(JobFacts):
 
     @property
     def _num_workers(self) -> int | None:
-        """Of the first dataloader; ``None`` where that is not known."""
+        """Worker count of the first dataloader; ``None`` if unknown."""
         setup = self.record.setup
         return setup.loaders[0].num_workers if setup is not None and setup.loaders else None
 
@@ -315,13 +315,12 @@ def _measured(value: T | None, reason: str) -> T:
     return value
 
 
-def _stepping_share(totals: StepTotals) -> float:
-    """Share of the steps in which the optimizer stepped; 1 if there are none."""
+def _share_with_optimizer_step(totals: StepTotals) -> float:
     return 1 - totals.num_with(StepTag.NO_OPTIMIZER_STEP) / len(totals) if len(totals) else 1.0
 
 
 def _device_step_ns_if_cpu_ran_ahead(figures: Benchmark | None, totals: StepTotals) -> float | None:
-    """Mean device time of a clean step where the CPU only queued work; ``None`` where host time is right."""
+    """Mean device time per clean step if the CPU ran ahead; ``None`` if host time is right."""
     clean = totals.clean()
     num_steps = int(clean.total("num_on_device").min())
     if figures is None or not num_steps or num_steps < len(clean) / 2:
@@ -341,14 +340,13 @@ def _run_ahead_notes(figures: Benchmark | None, device_step_ns: float | None) ->
 
 
 def _epoch_starts(steps: StepTimings, num_steps: int) -> list[int]:
-    """The steps in which an epoch begins; none if not all steps were kept, as some would be missing."""
+    """Steps that start an epoch; none if steps were dropped, as some starts would be missing."""
     if len(steps) < num_steps:
         return []
     return [int(step) for step in steps.step[(steps.tags & BEGINS_EPOCH) != 0]]
 
 
 def _kept_notes(num_kept: int, num_steps: int, loop: LoopKind) -> tuple[str, ...]:
-    """Which figures of a long run are of a part of its steps."""
     if num_kept == num_steps:
         return ()
     return (

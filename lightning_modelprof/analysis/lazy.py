@@ -1,4 +1,4 @@
-"""Facts that are computed when somebody asks for them, each at most once; and why one can't be."""
+"""Facts computed on demand, each at most once, and the reasons why one can't be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NotMeasured(Exception):  # noqa: N818  # it's an answer, not an error
     """A fact that can't be derived from what was recorded.
 
     Attributes:
-        reason: continues a sentence that begins with what was asked for; a clause without a full stop.
+        reason: continues a sentence that starts with the missing fact; a clause without a full stop.
     """
 
     def __init__(self, reason: str) -> None:
@@ -25,7 +25,7 @@ class NotMeasured(Exception):  # noqa: N818  # it's an answer, not an error
 
 
 class fact(Generic[T]):  # noqa: N801  # used like property
-    """A property of :class:`LazyFacts` that's computed once. What it couldn't measure is remembered too."""
+    """Property of :class:`LazyFacts` that is computed once; a failure to measure it is cached too."""
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute = compute
@@ -35,7 +35,7 @@ class fact(Generic[T]):  # noqa: N801  # used like property
         self.__doc__ = compute.__doc__
 
     def __set_name__(self, _: type[LazyFacts], name: str) -> None:
-        self.key, self.is_outside = name, False  # a subclass may derive it in another way
+        self.key, self.is_outside = name, False  # a subclass may derive it differently
 
     @overload
     def __get__(self, facts: None, _: type[LazyFacts]) -> fact[T]: ...
@@ -54,31 +54,31 @@ class fact(Generic[T]):  # noqa: N801  # used like property
                 known[self.key] = NotMeasured(why.reason)
         value = known[self.key]
         if isinstance(value, NotMeasured):
-            raise NotMeasured(value.reason)  # a new one, since a raised one collects tracebacks
+            raise NotMeasured(value.reason)  # a new one, since a raised one accumulates tracebacks
         found: T = value
         return found
 
 
 OUTSIDE: Final[list[fact[Any]]] = []
-"""Facts that stand in the file of the table that shows them, and in no class."""
+"""Facts defined next to the table that shows them, outside any class."""
 
 
 class LazyFacts:
-    """What is derived from one thing that was recorded: each ``fact`` when it's asked for.
+    """Facts derived from one recording, each ``fact`` on demand.
 
-    Reading a fact that can't be derived raises :class:`NotMeasured`. Readers let it pass: a rule is then not
-    evaluated, a table or chart isn't made, with the reason. Whoever can go on without it uses ``get``.
+    Reading a fact that can't be derived raises :class:`NotMeasured`. Readers let it pass: the rule is then
+    skipped, or the table or chart left out, with the reason. Use ``get`` where a fact is optional.
     """
 
     def get(self, which: fact[T]) -> T | None:
-        """A fact, such as ``facts.get(Facts.memory)``; ``None`` if it wasn't measured."""
+        """A fact, e.g. ``facts.get(Facts.memory)``; ``None`` if it wasn't measured."""
         try:
             return self.read(which)
         except NotMeasured:
             return None
 
     def why_not(self, which: fact[Any]) -> str:
-        """The reason why a fact wasn't measured; ``""`` if it was."""
+        """Reason why a fact wasn't measured; ``""`` if it was."""
         try:
             self.read(which)
         except NotMeasured as why:
@@ -86,27 +86,27 @@ class LazyFacts:
         return ""
 
     def read(self, which: fact[T]) -> T:
-        """A fact; one outside of a class isn't an attribute.
+        """A fact, also one defined outside a class, which isn't an attribute.
 
         Raises:
             NotMeasured: if it can't be derived.
         """
-        # By name, as a subclass may derive it in another way.
+        # By name, since a subclass may derive it differently.
         chosen: fact[T] = which if which.is_outside else getattr(type(self), which.name)
         return chosen.__get__(self, type(self))
 
     def replaced(
         self: _FactsT, outside: Mapping[fact[Any], Any] = MappingProxyType({}), /, **values: Any
     ) -> _FactsT:
-        """A copy in which some facts have other values, or a :class:`NotMeasured` instead of one.
+        """Copy with other values, or :class:`NotMeasured`, for some facts.
 
-        All other facts are derived again, as they may rest on these.
+        All other facts are derived again, since they may depend on these.
 
         Args:
-            outside: by fact, of those that stand in no class.
-            values: by name.
+            outside: values by fact, for facts defined outside a class.
+            values: values by name.
         """
-        twin = object.__new__(type(self))  # not copy.copy, which asks for a pickle
+        twin = object.__new__(type(self))  # not copy.copy, which needs pickling support
         keys = {name: name for name in self.names()} | {one.name: one.key for one in OUTSIDE}
         facts = {keys[name]: value for name, value in values.items() if name in keys}
         facts |= {one.key: value for one, value in outside.items()}
@@ -119,5 +119,5 @@ class LazyFacts:
 
     @classmethod
     def names(cls) -> list[str]:
-        """Of all facts."""
+        """Names of all facts."""
         return [name for kind in cls.__mro__ for name, one in vars(kind).items() if isinstance(one, fact)]

@@ -1,8 +1,8 @@
-"""One record of several: of the ranks of a job, of the threads of a trace, or of the calls in it.
+"""Pool several records into one: of a job's ranks, a trace's threads or their calls.
 
-Records are put together field by field. Numbers are added, ``bool`` says whether any is, of a text the first
-stands for all, mappings are put together by key and records in a field likewise. ``None`` isn't known and is
-skipped. What a field has instead stands on it:
+Records are pooled field by field. Numbers are added, a ``bool`` is true if any is, a text is the first one,
+and mappings are pooled by key, as are records in a field. ``None`` means unknown and is skipped. Annotate a
+field to pool it differently:
 
     name: Key[str]
     max_ns: Largest[int]
@@ -21,7 +21,7 @@ from lightning_modelprof.record import Record, astuple
 
 
 def of_known(choose: Callable[[list[T]], T], values: Iterable[T | None]) -> T | None:
-    """Such as the sum of what is not ``None``; ``None`` if nothing is."""
+    """Apply ``choose`` to the known values; ``None`` if there are none."""
     found = [value for value in values if value is not None]
     return choose(found) if found else None
 
@@ -31,7 +31,7 @@ def sum_of_known(values: Iterable[int | None]) -> int | None:
 
 
 def sum_of_all(values: Iterable[int | None]) -> int | None:
-    """The sum, ``None`` if one of them is."""
+    """Sum; ``None`` if any value is unknown."""
     found = list(values)
     return None if None in found else sum_of_known([0, *found])
 
@@ -39,12 +39,12 @@ def sum_of_all(values: Iterable[int | None]) -> int | None:
 T = TypeVar("T")
 RecordT = TypeVar("RecordT", bound=Record)
 _Values = Sequence[Any]
-"""Of one field in all records."""
+"""One field's values in all records."""
 _How = Callable[[_Values], Any]
 
 
 def pool(records: Iterable[RecordT]) -> RecordT:
-    """All of them in one; there is at least one."""
+    """Pool at least one record into one."""
     found = tuple(records)
     if len(found) == 1:
         return found[0]
@@ -54,7 +54,7 @@ def pool(records: Iterable[RecordT]) -> RecordT:
 
 
 def pool_alike(records: Iterable[RecordT]) -> tuple[RecordT, ...]:
-    """One for all that have the same keys, in the order in which they come first."""
+    """Pool records with equal keys, in order of first appearance."""
     alike: dict[Any, list[RecordT]] = {}
     key = None
     for one in records:
@@ -84,13 +84,13 @@ def _of_all(values: _Values) -> Any:
 
 
 Key = Annotated[T, _first]
-"""What a record is about: those that have it alike are put together."""
+"""Identifies a record: those with equal keys are pooled."""
 Largest = Annotated[T | None, _largest]
 Smallest = Annotated[T | None, _smallest]
 OfAll = Annotated[T | None, _of_all]
-"""Not known where it isn't known of one."""
+"""Unknown if it's unknown in any record."""
 InTurn = Annotated[tuple[T, ...], _in_turn]
-"""Those of one after those of the other, also where they are alike."""
+"""Concatenated in order, duplicates included."""
 
 _MARKS: Final = (_first, _largest, _smallest, _of_all, _in_turn)
 
@@ -109,7 +109,7 @@ def _by_key(mappings: _Values) -> dict[Any, Any]:
 
 
 def _joined(parts: _Values) -> tuple[Any, ...]:
-    """Records put together, sentences once, and numbers of steps once and in order."""
+    """Pool records, deduplicate sentences, deduplicate and sort step numbers."""
     members = tuple(chain.from_iterable(parts))
     if not members or isinstance(members[0], Record):
         return pool_alike(members)
@@ -118,7 +118,7 @@ def _joined(parts: _Values) -> tuple[Any, ...]:
 
 
 def _added(values: _Values) -> Any:
-    return reduce(add, values)  # ``sum`` rounds in another way
+    return reduce(add, values)  # ``sum`` rounds differently
 
 
 _TOGETHER: Final[Mapping[type, _How]] = {
@@ -130,12 +130,11 @@ _TOGETHER: Final[Mapping[type, _How]] = {
     dict: _by_key,
     frozenset: lambda sets: frozenset().union(*sets),
 }
-"""Type → how values of it are put together; all others are records."""
+"""Pooling function by type; all other types are records."""
 
 
 @cache
 def _fields(kind: type[Record]) -> tuple[tuple[str, _How], ...]:
-    """Each field with how it is put together."""
     hints = get_type_hints(kind, include_extras=True)
     marks = ((name, getattr(hints[name], "__metadata__", ())) for name in kind.__struct_fields__)
     return tuple((name, mark[0] if mark and mark[0] in _MARKS else _together) for name, mark in marks)

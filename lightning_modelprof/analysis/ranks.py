@@ -1,9 +1,9 @@
-"""The ranks of a job side by side: which one makes the others wait, and by what.
+"""Compare the ranks of a job: which one makes the others wait, and in which phase.
 
-Durations alone are compared, each by its own rank's clock: we cannot tell how well clocks of different
-machines agree. Ranks meet in every step, so all take the same time for it. What a rank does on its own
-until they meet makes the others wait; what it does where they meet holds the wait for the others. So rank
-1's slow loader is a long Dataloader on rank 1 and a long Backward on all others.
+Only durations are compared, each by its own rank's clock, since clocks of different machines may disagree.
+Ranks meet in every step, so their steps take equally long. Time that a rank spends on its own before they
+meet makes the others wait; time where they meet includes the wait for the others. So a slow loader on rank 1
+is a long Dataloader on rank 1 and a long Backward on all others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning_modelprof.run.records import RankSteps
 from lightning_modelprof.run.steps import NOT_MEASURED
 
 LEAST_STEPS: Final = 20
-"""Common clean steps, below which nothing is said of who is late."""
+"""Common clean steps needed to find a straggler."""
 
 
 class RankPace(Record, frozen=True, kw_only=True):
@@ -35,12 +35,12 @@ class RankPace(Record, frozen=True, kw_only=True):
 
     Attributes:
         num_steps: finished steps.
-        num_clean: those that the benchmark uses; the means are over them.
-        step_ns: mean time of a step.
-        phases_ns: mean self time by phase key; ``None`` where it was not measured.
-        own_ns: mean over the common steps of what it did on its own.
-        late_ns: how much more that is than the mean of the other ranks; negative when it is less.
-        late_error_ns: standard error of that.
+        num_clean: steps that the benchmark uses; the means are over them.
+        step_ns: mean step time.
+        phases_ns: mean self time by phase key; ``None`` if not measured.
+        own_ns: mean time on its own over the common steps.
+        late_ns: ``own_ns`` minus the mean of the other ranks; negative if it's less.
+        late_error_ns: standard error of ``late_ns``.
         slowest_share: share of the common steps in which no rank took longer on its own.
     """
 
@@ -57,16 +57,16 @@ class RankPace(Record, frozen=True, kw_only=True):
 
 
 class RankSkew(Record, frozen=True, kw_only=True):
-    """All ranks that are known.
+    """All known ranks.
 
     Attributes:
-        world_size: ranks of the job; those that are missing wrote nothing that could be read.
-        num_common: clean steps that are known of all these ranks.
-        own_phases: keys of the phases that a rank does on its own.
-        imbalance_ns: mean over the common steps of the longest own time less the mean of all ranks: what
-            unequal ranks cost, whichever is the late one; ``None`` without common steps.
-        straggler: ``None`` when no rank is late for sure.
-        step_ns: mean step over all ranks.
+        world_size: ranks of the job; missing ones saved nothing readable.
+        num_common: clean steps known for all of these ranks.
+        own_phases: keys of the phases that a rank runs on its own.
+        imbalance_ns: mean over the common steps of the longest own time minus the ranks' mean: cost of
+            unequal ranks, whichever is late; ``None`` without common steps.
+        straggler: ``None`` when no rank is significantly late.
+        step_ns: mean step time over all ranks.
     """
 
     ranks: tuple[RankPace, ...]
@@ -81,15 +81,15 @@ class RankSkew(Record, frozen=True, kw_only=True):
 def rank_skew(ranks: Sequence[RankSteps], world_size: int) -> RankSkew:
     """Compare the ranks of a job.
 
-    Definition: a rank is late when, over the steps that are clean on all ranks, its own time (all phases but
-    those in which ranks meet) is longer than the mean of the other ranks' in the same step by more than
-    chance explains: see ``late_ranks``. Forward, and the optimizer step with clipping, are own time unless
-    ranks meet there (sharded parameters, buffers that are broadcast): each is tried as either, and what costs
-    a step more counts.
+    Definition: a rank is late when, over the steps that are clean on all ranks, its own time (all phases
+    except those in which ranks meet) exceeds the mean of the other ranks in the same step by more than chance
+    explains: see ``late_ranks``. Forward, and the optimizer step with clipping, are own time unless ranks
+    meet there (sharded parameters, broadcast buffers): each is tried both ways, and the one that costs more
+    per step is used.
 
-    Caveats: a rank that computes more slowly in Backward makes the others wait in their Backward: host times
-    cannot tell who waits there. Traces can (Waiting for other ranks). Nor can they tell where the forward,
-    the optimizer, a callback or a hook of the user's lets ranks meet: see ``Straggler.is_ambiguous``.
+    Caveats: a rank with slower compute in Backward makes the others wait in their Backward, where host times
+    can't show which rank waits. Traces can (Waiting for other ranks). Nor do host times show where the
+    forward, the optimizer, a callback or a user's hook makes ranks meet: see ``Straggler.is_ambiguous``.
     """
     if world_size < 2:
         raise NotMeasured("there's only one rank")
@@ -155,41 +155,42 @@ def _pace(one: RankSteps) -> RankPace:
 
 
 SIGNIFICANCE: Final = 0.01
-"""Probability that any rank is called late though none is, in each try of what ranks do on their own."""
+"""Probability of a false straggler when no rank is late, for each try of which phases are own time."""
 
 
 _MOST_ALIKE: Final = 0.9
-"""Neighbouring steps that are more alike than that are not told from a rank that became slower on the way."""
+"""Lag-1 correlation is capped here: above it, noise looks like a rank that slowed down along the way."""
 
 
 _BY_CHANCE: Final = NormalDist().inv_cdf(0.95)
-"""Independent steps have a correlation of more than this over √n in one of twenty cases."""
+"""Independent steps have a correlation of more than this over √n in one case out of twenty."""
 
 
 _LEAST_INDEPENDENT: Final = 5.0
-"""Steps count as so many at least, so that a great lateness is seen however alike they are."""
+"""Fewest independent steps assumed, so that a large delay is found however correlated steps are."""
 
 
 RankTimes = NDArray[np.float64]
-"""Nanoseconds; shape (ranks, steps)."""
+"""Nanoseconds, shape (ranks, steps)."""
 
 
 def lateness(own_ns: RankTimes) -> RankTimes:
-    """By rank and step, how much longer a rank takes on its own than the others in the mean.
+    """Excess of each rank's own time over the mean of the others, by rank and step.
 
-    Not than their median: where times are skewed, as they are, every rank is longer than that.
+    The median of the others would be wrong: step times are skewed, so every rank's mean exceeds it.
     """
     late: RankTimes = own_ns - (own_ns.sum(axis=0) - own_ns) / (len(own_ns) - 1)
     return late
 
 
 def late_ranks(own_ns: RankTimes) -> dict[int, float]:
-    """Mean lateness of the ranks that are late for sure, by their place; the latest first.
+    """Mean lateness of the significantly late ranks, by position, latest first.
 
-    Definition: the mean lateness is more than each of two standard errors, times Student's quantile for
-    ``SIGNIFICANCE`` divided among the ranks (Bonferroni). One makes no assumption how steps depend on each
-    other, but hardly sees what lasts longer than √n steps: overlapping batch means. The other counts only
-    where neighbouring steps are alike by more than chance explains: the more so, the fewer are independent.
+    Definition: the mean lateness exceeds each of two standard errors, times Student's quantile for
+    ``SIGNIFICANCE`` divided by the number of ranks (Bonferroni). The first, overlapping batch means, assumes
+    nothing about how steps depend on each other, but hardly sees effects that last longer than √n steps. The
+    second applies only if neighboring steps are more alike than chance explains: the more alike, the fewer
+    independent steps.
     """
     num_ranks, num_steps = own_ns.shape
     probability = 1 - SIGNIFICANCE / num_ranks
@@ -214,13 +215,13 @@ def late_ranks(own_ns: RankTimes) -> dict[int, float]:
 
 
 def _independent_steps(residuals: NDArray[np.float64]) -> float | None:
-    """As many independent steps would tell the mean as well as these, of which each is like the one before.
+    """Number of independent steps that would give the mean as precisely as these autocorrelated ones.
 
-    ``None`` where neighbours are not alike. Then it is not n: lateness that comes in every tenth step tells
-    its mean better than chance would.
+    ``None``, rather than n, if neighbors aren't alike: lateness in every tenth step gives its mean more
+    precisely than independent steps would.
 
-    Source: n (1 - φ) / (1 + φ) for an autoregression of first order: Bayley and Hammersley, The "Effective"
-    Number of Independent Observations in an Autocorrelated Time Series, 1946. Its φ is estimated too low by
+    Source: n (1 - φ) / (1 + φ) for a first-order autoregression: Bayley and Hammersley, The "Effective"
+    Number of Independent Observations in an Autocorrelated Time Series, 1946. The estimate of φ is too low by
     (1 + 3 φ) / n: Kendall, Note on Bias in the Estimation of Autocorrelation, 1954.
     """
     n, squares = len(residuals), float(residuals @ residuals)
@@ -237,7 +238,7 @@ _FORWARD: Final = ("forward",)
 
 
 OPTIMIZER: Final = ("optimizer", "clip")
-"""The optimizer step: what a rank does after the gradients are there."""
+"""The optimizer step: a rank's work after the gradients are ready."""
 
 
 def _among_ranks(what: AmongRanks) -> tuple[str, ...]:
@@ -248,29 +249,29 @@ _WORK_OR_WAIT: Final = _among_ranks("may_wait")
 
 
 _SURE_WAITS: Final = _among_ranks("meets")
-"""All ranks meet in Backward; Rank wait is nothing but the wait for others."""
+"""All ranks meet in Backward; Rank wait is nothing but waiting for others."""
 
 
 _MAY_MEET: Final = ("callbacks", "module_hooks", "logging", "transfer", "checkpoint", *_FORWARD)
 
 
 ALWAYS_OWN: Final = _among_ranks("own")
-"""Phases that a rank does on its own, whatever the strategy."""
+"""Phases that a rank runs on its own under every strategy."""
 
 
 _TRIES: Final = ((), _FORWARD, OPTIMIZER, (*_FORWARD, *OPTIMIZER))
-"""What may hold waits (for broadcast buffers, sharded parameters, norms) or work of a rank's own."""
+"""Phases that may be waits (for broadcast buffers, sharded parameters, norms) or a rank's own work."""
 
 
 _EXPLAINS_MORE: Final = 1.1
-"""A later try must explain so much more of the time than an earlier, simpler one."""
+"""Factor by which a later try must explain more time than an earlier, simpler one."""
 
 
 _AS_WELL: Final = 0.25
 
 
 PhaseTimes = NDArray[np.float64]
-"""Nanoseconds; shape (ranks, steps, phases)."""
+"""Nanoseconds, shape (ranks, steps, phases)."""
 
 
 class Straggler(Record, frozen=True, kw_only=True):
@@ -278,15 +279,15 @@ class Straggler(Record, frozen=True, kw_only=True):
 
     Attributes:
         rank: the latest one.
-        others: further ranks that are late by at least a quarter as much, the latest first.
-        phase: key of the phase that makes it late by the most.
-        phase_ns: its mean there.
-        usual_ns: mean of the ranks that are not late.
-        late_ns: how much later it is than those, in the mean.
-        waited_ns: how much longer those take where ranks meet; what they wait is seen there.
-        waiting_phase: key of the phase in which they do.
-        saving_ns: how much earlier the last rank would be ready to meet, were this one and ``others`` as
-            early as those that are not late; negative when a rank that is not accused is later still.
+        others: further ranks at least a quarter as late, latest first.
+        phase: key of the phase that contributes most to the delay.
+        phase_ns: the rank's mean in that phase.
+        usual_ns: mean of the ranks that aren't late.
+        late_ns: mean delay relative to those ranks.
+        waited_ns: how much longer those ranks spend where ranks meet, which shows their wait.
+        waiting_phase: key of the phase with most of that wait.
+        saving_ns: how much earlier the last rank would reach the meeting point if this rank and ``others``
+            weren't late; negative if another rank is even later.
     """
 
     rank: int
@@ -301,10 +302,10 @@ class Straggler(Record, frozen=True, kw_only=True):
 
     @property
     def is_ambiguous(self) -> bool:
-        """Whether it may be the other way round: the others are late where ranks meet, and this one waits.
+        """Whether the reverse is possible: the others are late where ranks meet, and this one waits.
 
-        In Rank wait nobody is late. Nor does a rank wait in Forward or a hook for what others do in Backward:
-        ranks meet in Backward itself. But in the optimizer step it may, where the optimizer lets ranks meet.
+        Rank wait holds no work that could be late. And a rank can't wait in Forward or a hook for the others'
+        Backward, since ranks meet in Backward itself. But it can in the optimizer step, if ranks meet there.
         """
         if self.phase in OPTIMIZER:
             return self.waiting_phase != "rank_wait"
@@ -316,20 +317,20 @@ class Straggler(Record, frozen=True, kw_only=True):
 
     @property
     def awaited_ns(self) -> float:
-        """How long the others wait for it: no more than it is late, nor than they wait at all."""
+        """Time the others wait for it: at most its delay and at most their total wait."""
         return max(0.0, min(self.late_ns, self.waited_ns))
 
     @property
     def cost_ns(self) -> float:
-        """What a step would be shorter by."""
+        """Possible saving per step."""
         return max(0.0, min(self.saving_ns, self.awaited_ns))
 
 
 def find_straggler(times: PhaseTimes, numbers: Sequence[int]) -> tuple[Straggler | None, tuple[str, ...]]:
-    """The latest of the ranks that are late for sure, and the phases that ranks do on their own.
+    """Find the latest of the significantly late ranks, and the phases that ranks run on their own.
 
     Args:
-        times: what is not measured is 0.
+        times: 0 where not measured.
     """
     best, best_own = None, ALWAYS_OWN
     for added in _TRIES:
@@ -348,7 +349,7 @@ def _is_better(found: Straggler, best: Straggler) -> bool:
 
 
 def _find(times: PhaseTimes, numbers: Sequence[int], own: Sequence[str]) -> Straggler | None:
-    """The latest rank when these phases hold no waits."""
+    """Find the latest rank, assuming that the ``own`` phases contain no waits."""
     own_places = _places(own)
     late = late_ranks(times[..., own_places].sum(axis=2))
     if not late:
@@ -378,22 +379,22 @@ def _find(times: PhaseTimes, numbers: Sequence[int], own: Sequence[str]) -> Stra
 
 
 def _saving_ns(times: PhaseTimes, own: list[int], late: list[int], usual: list[int]) -> float:
-    """How much earlier the last rank would be ready to meet, in the mean over steps.
+    """How much earlier the last rank would be ready to meet, averaged over steps.
 
-    The late ranks are taken to have the usual ones' times on their own instead: their longest in the step in
-    which a late rank took longest, and so on. So nearly nothing is gained in steps in which another rank is
-    nearly as late, and all where the rank is late in a few steps only.
+    Each late rank gets the usual ranks' own times instead, matched by rank order: their longest in the step
+    where the late rank took longest, and so on. So steps in which another rank is nearly as late gain almost
+    nothing, and the gain is full where the rank is late in a few steps only.
 
     Args:
-        own: places of the phases that hold no waits.
-        late: places of the ranks that would be earlier, the latest first.
-        usual: places of the ranks that are not late.
+        own: positions of the phases without waits.
+        late: positions of the late ranks, latest first.
+        usual: positions of the ranks that aren't late.
     """
     latest = late[0]
     unsure = [place for place in _places(_WORK_OR_WAIT) if place not in own]
     own_ns, unsure_ns = times[..., own].sum(axis=2), times[..., unsure].sum(axis=2)
     means_ns = times.mean(axis=1)
-    # What another rank takes longer there may be a wait for the latest, so only its variation counts.
+    # Extra time of another rank here may be a wait for the latest, so only its variation counts.
     longer_ns = np.maximum(means_ns[:, unsure] - means_ns[latest, unsure], 0).sum(axis=1)
     unsure_ns -= longer_ns[:, None]
     usual_ns = np.sort(own_ns[usual], axis=None).reshape(own_ns.shape[1], len(usual)).mean(axis=1)
@@ -401,7 +402,7 @@ def _saving_ns(times: PhaseTimes, own: list[int], late: list[int], usual: list[i
     for place in late:
         earlier_ns[place, np.argsort(own_ns[place], kind="stable")] = usual_ns
     gained_ns = (own_ns + unsure_ns).max(axis=0) - (earlier_ns + unsure_ns).max(axis=0)
-    # A rank that is even later than the latest, all in all, does not wait for it: it hides it.
+    # A rank that's later than the latest overall doesn't wait for it but hides it.
     ready_ns = means_ns[:, own + unsure].sum(axis=1)
     hidden_ns = float(np.delete(ready_ns, late).max(initial=0.0) - ready_ns[latest])
     return float(gained_ns.mean()) - max(0.0, hidden_ns)

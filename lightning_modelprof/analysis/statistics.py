@@ -1,7 +1,7 @@
-"""How far the mean of consecutive steps would lie elsewhere in another run, from the steps themselves.
+"""How much the mean of consecutive steps would vary from run to run, estimated from the steps themselves.
 
-Steps are not independent: the workers of a DataLoader take turns, a machine is slow for a while. So whole
-blocks of neighbouring steps are drawn again, and not single steps.
+Steps aren't independent: a DataLoader's workers take turns, a machine is slow for a while. So the bootstrap
+draws whole blocks of neighboring steps instead of single steps.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ CONFIDENCE: Final = 0.95
 
 
 RESAMPLES: Final = 2_000
-"""Times that the blocks are drawn; the ends of a 95 % interval then have 50 draws beyond them."""
+"""Bootstrap draws; each end of a 95% interval then has 50 draws beyond it."""
 
 
 MAX_BLOCKS: Final = 500
-"""Blocks that a series is cut into at most: more cost time and tell nothing new."""
+"""Blocks that a series is split into at most: more cost time and add nothing."""
 
 
 _SHORT_PARTS: Final = 40
@@ -44,18 +44,18 @@ NORMAL_QUANTILE: Final = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 def automatic_block_length(values: _Floats) -> float:
-    """The length of block that suits a circular block bootstrap of the mean of a series best.
+    """Best block length for a circular block bootstrap of a series' mean.
 
     Args:
-        values: shape (n,), in the order of time.
+        values: shape (n,), in order of time.
 
     Returns:
-        A length of 1 or more, not rounded; 1 for a series that does not vary.
+        At least 1, not rounded; 1 for a series that doesn't vary.
 
     Source: Politis and White, Automatic Block-Length Selection for the Dependent Bootstrap, Econometric
     Reviews 23 (2004), with the correction of Patton, Politis and White, Econometric Reviews 28 (2009).
 
-    Caveats: for series that take turns the optimum is not defined; the limit of the source holds then, the
+    Caveats: for series that take turns the optimum isn't defined; the source's limit applies then, the
     smaller of 3 √n and n/3.
     """
     n = len(values)
@@ -80,7 +80,7 @@ def automatic_block_length(values: _Floats) -> float:
 
 
 def _last_lag(correlations: _Floats, run: int, n: int) -> int:
-    """The last lag that still matters: behind it ``run`` lags in a row are within what chance brings."""
+    """Last significant lag: the next ``run`` lags are all within chance."""
     is_large = np.abs(correlations[1:]) > 2 * math.sqrt(math.log10(n) / n)
     for lag in range(len(is_large) - run + 1):
         if not is_large[lag : lag + run].any():
@@ -89,12 +89,13 @@ def _last_lag(correlations: _Floats, run: int, n: int) -> int:
 
 
 def block_lengths(values: _Floats) -> tuple[int, ...]:
-    """Three lengths to be tried, of which the one that spreads most counts: automatic, n/20 and n/10.
+    """Three block lengths to try: automatic, n/20 and n/10. The one with the widest spread counts.
 
-    The automatic length sees what lies near; a machine that is slow for a while shows in long blocks only.
+    The automatic length covers short-range correlation; a machine that is slow for a while shows only in long
+    blocks.
 
     Args:
-        values: shape (n,), in the order of time.
+        values: shape (n,), in order of time.
 
     Source: ten to thirty blocks are enough: Schmeiser, Batch Size Effects in the Analysis of Simulation
     Output, Operations Research 30 (1982).
@@ -109,16 +110,16 @@ def block_lengths(values: _Floats) -> tuple[int, ...]:
 
 
 def drift_within(values: _Floats) -> float:
-    """Relative standard deviation of what changes slowly within a run, and so from run to run as well.
+    """Relative standard deviation of slow changes within a run, which also occur between runs.
 
-    A machine that is slower for seconds makes tenths of a run differ by more than its fortieths, taken as
-    independent, explain. That it is no steadier from one run to the next is the least to be assumed.
+    A machine that is slower for seconds makes tenths of a run differ by more than its fortieths explain if
+    these were independent. Assume at least as much drift from one run to the next.
 
     Args:
-        values: shape (n,), in the order of time.
+        values: shape (n,), in order of time.
 
     Returns:
-        0 for fewer than 40 values, and unless tenths vary by more than chance explains (the 5 % point of F).
+        0 for fewer than 40 values, and unless tenths vary by more than chance explains (the 5% point of F).
 
     Source: the analysis of variance, with the table of F in the NIST/SEMATECH e-Handbook, section 1.3.6.7.3.
     """
@@ -134,14 +135,14 @@ def drift_within(values: _Floats) -> float:
 
 
 def resampled_means(columns: _Floats, length: int, *, resamples: int = RESAMPLES) -> _Floats:
-    """Means of the columns in runs that are put together anew from blocks of consecutive steps.
+    """Means of the columns in runs resampled from blocks of consecutive steps.
 
-    All columns of a step stay together, so that a quotient of two means is resampled rightly. The same steps
-    always give the same result.
+    All columns of a step stay together, so that quotients of two means are resampled correctly. The same
+    steps always give the same result.
 
     Args:
-        columns: shape (n, c), in the order of time.
-        length: steps in a block. Blocks go on at the beginning where the series ends.
+        columns: shape (n, c), in order of time.
+        length: steps per block. Blocks wrap around at the end of the series.
 
     Returns:
         Shape (resamples, c).
@@ -153,7 +154,7 @@ def resampled_means(columns: _Floats, length: int, *, resamples: int = RESAMPLES
     used = columns[:, is_used]
     wrapped = np.concatenate([np.zeros((1, used.shape[1])), used, used[: length - 1]]).cumsum(axis=0)
     blocks = (wrapped[length:] - wrapped[:-length]) / length
-    # Drawn by what was measured: two sides are independent, and may be exchanged without another result.
+    # Seed with the data, so that two sides are independent and swapping them doesn't change the result.
     generator = np.random.default_rng([_SEED, n, length, int(abs(columns).sum())])
     num_blocks = math.ceil(n / length)
     total = np.zeros((resamples, used.shape[1]))
@@ -165,13 +166,13 @@ def resampled_means(columns: _Floats, length: int, *, resamples: int = RESAMPLES
 
 
 def small_sample_factor(num_blocks: float) -> float:
-    """By how much a bootstrapped interval is widened, because few blocks vary too little.
+    """Factor that widens a bootstrapped interval, since few blocks vary too little.
 
     Args:
-        num_blocks: steps by length of block, of the side with fewer blocks.
+        num_blocks: steps over block length, of the side with fewer blocks.
 
-    Source: variance of n drawn from n is (n-1)/n of the true one; Student's t for a variance that is itself
-    estimated, with 1.5 degrees of freedom for each block, because blocks overlap: Meketon and Schmeiser,
+    Source: the variance of n drawn from n is (n-1)/n of the true one; Student's t for a variance that is
+    itself estimated, with 1.5 degrees of freedom per block, since blocks overlap: Meketon and Schmeiser,
     Overlapping Batch Means: Something for Nothing?, Proceedings of the Winter Simulation Conference 1984.
     """
     blocks = max(num_blocks, 2.0)
@@ -188,22 +189,22 @@ _T_975: Final = (
 
 
 def t_975(degrees: int) -> float:
-    """How many standard errors a 95 % interval reaches to each side, right to three decimals.
+    """Half-width of a 95% interval in standard errors, correct to three decimals.
 
     Args:
-        degrees: of freedom, 1 or more.
+        degrees: degrees of freedom, 1 or more.
 
-    Source: up to 30 the table of the NIST/SEMATECH e-Handbook, section 1.3.6.7.2; beyond, ``t_quantile``.
+    Source: up to 30, the table of the NIST/SEMATECH e-Handbook, section 1.3.6.7.2; beyond, ``t_quantile``.
     """
     return _T_975[degrees - 1] if degrees <= len(_T_975) else t_quantile(0.975, degrees)
 
 
 def t_quantile(probability: float, degrees: float) -> float:
-    """The quantile; 0.3 % too small or less with at least four degrees of freedom and 0.99, 3 % with 0.9998.
+    """Student's quantile; with at least four degrees, at most 0.3% too small for 0.99 and 3% for 0.9998.
 
     Args:
-        probability: of a value below it.
-        degrees: of freedom, which need not be whole.
+        probability: of a smaller value.
+        degrees: degrees of freedom, not necessarily whole.
 
     Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 26.7.5.
     """
@@ -220,16 +221,16 @@ def t_quantile(probability: float, degrees: float) -> float:
 def theil_sen(
     x: _Floats, y: _Floats, strata: NDArray[np.integer[Any]] | None = None
 ) -> tuple[float, float, float]:
-    """The median of the slopes between all pairs of points, and its 95 % interval.
+    """Median of the slopes between all pairs of points, and its 95% interval.
 
     Args:
-        x: shape (n,), never falling, not all the same; points of the same x make no pair.
+        x: shape (n,), never falling, not all equal; points with equal x don't form a pair.
         y: shape (n,).
-        strata: shape (n,), whole numbers from 0: only points of the same number make a pair; by default all.
+        strata: shape (n,), whole numbers from 0: only points of one stratum form a pair; by default all do.
 
     Source: P. K. Sen, Estimates of the regression coefficient based on Kendall's tau, Journal of the American
-    Statistical Association 63 (1968); the variance of Kendall's statistic, which is the sum of the strata's
-    less what pairs of the same x would add to it.
+    Statistical Association 63 (1968); the variance of Kendall's statistic, which is the sum over strata minus
+    the contribution of pairs with equal x.
     """
     strata = np.zeros(len(x), int) if strata is None else strata
     first, second = np.triu_indices(len(x), k=1)
@@ -252,7 +253,7 @@ def _spread(n: NDArray[np.integer[Any]]) -> int:
 
 
 def medians(values: NDArray[Any], most: int) -> _Floats:
-    """Medians of at most so many groups of neighbours, of as equal a size as can be, by column.
+    """Medians of up to ``most`` groups of neighbors, as equal in size as possible, by column.
 
     Args:
         values: shape (n, ...), n at least 1.

@@ -1,4 +1,4 @@
-"""What fvcore says of a forward pass, and whether the count of a real step agrees with it."""
+"""fvcore's count of a forward pass, checked against the count of a real step."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from lightning_modelprof.run.model_cost import (
 )
 
 _TOLERANCE: Final = 1e-3
-"""Two counts agree when they differ by at most this share of the larger one."""
+"""Two counts agree when they differ by at most this fraction of the larger one."""
 
 
 class ForwardModule(Record, frozen=True, kw_only=True):
-    """One module with all modules inside of it.
+    """One module, submodules included.
 
     Attributes:
         path: as in ``ForwardTable``; ``""`` is the model.
-        type_name: its class; ``None`` if unknown.
+        type_name: class name; ``None`` if unknown.
         parameters: elements.
         activations: elements of the outputs of contractions.
-        share: of the model's multiply-adds; ``None`` when it has none.
+        share: of the model's multiply-adds; ``None`` if it has none.
     """
 
     path: str
@@ -39,7 +39,7 @@ class ForwardModule(Record, frozen=True, kw_only=True):
 
 
 class ForwardOperator(Record, frozen=True, kw_only=True):
-    """Multiply-adds of one operator by fvcore's name, and their share as in ``ForwardModule``."""
+    """Multiply-adds of one operator under fvcore's name; ``share`` as in ``ForwardModule``."""
 
     operator: str
     macs: int
@@ -47,11 +47,11 @@ class ForwardOperator(Record, frozen=True, kw_only=True):
 
 
 class Disagreement(Record, frozen=True, kw_only=True):
-    """A module for which the count of the step and fvcore differ, with all modules inside of it.
+    """A module, submodules included, whose count differs between the step and fvcore.
 
     Attributes:
-        ours_macs: multiply-adds of the forward phase of the counted step.
-        fvcore_macs: of fvcore's forward pass.
+        ours_macs: multiply-adds in the counted step's forward phase.
+        fvcore_macs: multiply-adds in fvcore's forward pass.
     """
 
     module: str
@@ -65,13 +65,13 @@ class ForwardFacts(Record, frozen=True, kw_only=True):
     Attributes:
         modules: in the order of ``named_modules``.
         operators: by multiply-adds, most first.
-        agrees: whether the count of the step says the same; ``None`` when no step was counted.
-        check_note: why there was nothing to compare with; ``""`` when there was.
-        disagreements: the innermost modules that differ; empty unless ``agrees`` is false.
-        placed_differently: modules that agree exactly while the modules inside of them do not: the same work,
-            attributed to other modules.
+        agrees: whether the step's count agrees; ``None`` when no step was counted.
+        check_note: why nothing could be compared; ``""`` otherwise.
+        disagreements: innermost modules that differ; empty unless ``agrees`` is false.
+        placed_differently: modules that agree exactly while their submodules don't: the same work, attributed
+            to other modules.
         unsupported: as in ``ForwardTable``.
-        uncalled: the outermost modules that did not run.
+        uncalled: outermost modules that didn't run.
     """
 
     modules: tuple[ForwardModule, ...]
@@ -86,12 +86,12 @@ class ForwardFacts(Record, frozen=True, kw_only=True):
 
 
 def forward_facts(cost: ModelCost) -> ForwardFacts:
-    """Add up the forward table and check it against the count of the step.
+    """Total the forward table and check it against the step's count.
 
-    Compared are multiply-adds of each module with the modules inside of it: half the FLOPs of the step's
-    forward phase, without Fourier transforms, against fvcore's. Two numbers within 0.1 % of the larger agree.
-    Of those that do not, the innermost modules are named; a module around them only when more differs than
-    theirs explain.
+    The check compares each module's multiply-adds, submodules included: half the FLOPs of the step's forward
+    phase, without Fourier transforms, against fvcore's. Two numbers within 0.1% of the larger one agree. Of
+    those that don't, the innermost modules are reported, and an enclosing module only if its submodules don't
+    explain the difference.
     """
     table = cost.forward_table
     if table is None:
@@ -131,8 +131,6 @@ def forward_facts(cost: ModelCost) -> ForwardFacts:
 
 
 class _Check:
-    """Compares the multiply-adds of two counts by module."""
-
     def __init__(self, table: ForwardTable, count: StepCount) -> None:
         self._ours = _macs_of(count)
         self._theirs = _with_parents((one.module, one.macs) for one in table.counts)
@@ -142,7 +140,6 @@ class _Check:
         self.placed_differently: list[str] = []
 
     def disagreements(self) -> tuple[Disagreement, ...]:
-        """The innermost modules that differ."""
         return tuple(
             Disagreement(module=path, ours_macs=self._ours[path], fvcore_macs=self._theirs[path])
             for path in self._differing("")
@@ -162,7 +159,7 @@ class _Check:
 
 
 def _macs_of(count: StepCount) -> Counter[str]:
-    """Multiply-adds of the forward by module with those inside; one is two FLOPs."""
+    """Forward multiply-adds (2 FLOPs each) per module, submodules included."""
     flops = _with_parents(
         (one.module, one.flops or 0)
         for one in count.operators
@@ -172,7 +169,7 @@ def _macs_of(count: StepCount) -> Counter[str]:
 
 
 def _with_parents(numbers: Iterable[tuple[str, int]]) -> Counter[str]:
-    """Every module's number with those of the modules inside of it."""
+    """Each module's sum, submodules included."""
     totals: Counter[str] = Counter({"": 0})
     for module, number in numbers:
         path = module

@@ -1,7 +1,7 @@
-"""FLOPs of a step, and what share of the device's peak they are.
+"""FLOPs per step, and their share of the device's peak.
 
 Source: PaLM (Chowdhery et al., 2022), appendix B: model FLOPs utilization (MFU) counts the forward and
-backward pass once, hardware FLOPs utilization (HFU) also what is computed again to save memory.
+backward pass once; hardware FLOPs utilization (HFU) also counts recomputation that saves memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lightning_modelprof.run.model_cost import (
 )
 
 MODEL_PHASES: Final = ("forward", "backward")
-"""What a step needs, however it is computed."""
+"""Phases that a step needs, however it's computed."""
 
 _NO_PEAK: Final = 'the device\'s peak is unknown; set inspect={"peak_flops_per_s": ...}'
 
@@ -40,8 +40,8 @@ class OperatorFlops(Record, frozen=True, kw_only=True):
 
     Attributes:
         calls: in all phases.
-        flops: phase → FLOPs, of the phases in which it has any.
-        is_fourier: whether its FLOPs are kept out of the totals.
+        flops: FLOPs of each phase that has any.
+        is_fourier: whether the totals exclude its FLOPs.
     """
 
     operator: str
@@ -51,7 +51,7 @@ class OperatorFlops(Record, frozen=True, kw_only=True):
 
 
 class UncountedOperator(Record, frozen=True, kw_only=True):
-    """An operator that may hold contractions and has no formula, or one that failed."""
+    """An operator that may contain contractions and has no formula, or whose formula failed."""
 
     operator: str
     calls: int
@@ -60,14 +60,14 @@ class UncountedOperator(Record, frozen=True, kw_only=True):
 
 
 class Utilization(Record, frozen=True, kw_only=True):
-    """FLOPs against time, and against what the device could do.
+    """FLOPs relative to time and to the device's peak.
 
     Attributes:
-        flops: of the mean clean step, those of the optimizer by the share of steps in which it stepped;
-            ``None`` where batches vary in size and it is not known.
-        flops_per_s: these over the mean time of a clean step; ``None`` also without clean steps.
-        share_of_peak: time that the device would need at its peak rates over the time that it took: MFU of
-            the model's FLOPs, HFU of the hardware's. ``None`` when a dtype has no peak.
+        flops: of the mean clean step, with the optimizer's weighted by the share of steps in which it ran;
+            ``None`` if batch sizes vary and it's unknown.
+        flops_per_s: ``flops`` over the mean clean step time; ``None`` also without clean steps.
+        share_of_peak: time needed at peak rates over time taken: MFU for model FLOPs, HFU for hardware
+            FLOPs. ``None`` if a dtype has no peak.
     """
 
     flops: float | None
@@ -76,21 +76,20 @@ class Utilization(Record, frozen=True, kw_only=True):
 
 
 class ModelFlops(Record, frozen=True, kw_only=True):
-    """FLOPs of the counted step of one process by what they are for, and FLOP/s of its clean steps.
+    """FLOPs of one process's counted step by purpose, and FLOP/s of its clean steps.
 
     Attributes:
-        phases: phase → FLOPs without Fourier transforms, of the phases that ran.
-        fourier: phase → FLOPs of Fourier transforms, 5 N log2 N.
+        phases: FLOPs without Fourier transforms, of each phase that ran.
+        fourier: FLOPs of Fourier transforms by phase, 5 N log2 N.
         model_flops: forward and backward; ``None`` when no forward was counted.
         hardware_flops: all phases; ``None`` when nothing was counted.
-        optimizer_share: of the clean steps, those in which the optimizer stepped.
+        optimizer_share: share of clean steps with an optimizer step.
         operators: largest first.
-        mean: the mean clean step where steps vary in FLOPs; ``None`` where all clean steps are like the
-            counted one, as far as that is known, or where it isn't known.
-        why_no_mean: why the mean clean step isn't known; ``""`` otherwise.
-        are_sizes_known: whether the size of each clean step's batch is known; runs of older versions did not
-            look.
-        without_peak: dtypes that compute and have no rate.
+        mean: mean clean step if steps differ in FLOPs; ``None`` if it's unknown, or if all clean steps are,
+            to our knowledge, like the counted one.
+        why_no_mean: why the mean clean step is unknown; ``""`` otherwise.
+        are_sizes_known: whether each clean step's batch size is known; older versions didn't record it.
+        without_peak: dtypes that compute and have no peak rate.
         note: why a share is missing; ``""`` if none is.
     """
 
@@ -116,10 +115,10 @@ def model_flops(cost: ModelCost | None, step_ns: float | None, optimizer_share: 
     """FLOPs of the counted step, and FLOP/s of the clean steps.
 
     Args:
-        cost: what was counted; ``None`` when counting is switched off.
-        step_ns: mean time of a clean step; ``None`` if there is none.
-        optimizer_share: of the clean steps, those in which the optimizer stepped. With accumulated gradients
-            the counted step has all of its FLOPs, while the mean step has a part of them.
+        cost: result of counting; ``None`` when counting is off.
+        step_ns: mean clean step time; ``None`` if there is none.
+        optimizer_share: share of clean steps with an optimizer step. With accumulated gradients the counted
+            step has all of the optimizer's FLOPs, the mean step only a part.
     """
     if cost is None:
         raise NotMeasured("not counted (set flops=True to count one step)")
@@ -139,7 +138,7 @@ def model_flops(cost: ModelCost | None, step_ns: float | None, optimizer_share: 
     optimizer = {part: flops * optimizer_share for part, flops in alike.items() if part[0] == "optimizer"}
     hardware = None if parts is None else _by_dtype({**parts, **optimizer})
     model = None if parts is None else _by_dtype({p: n for p, n in parts.items() if p[0] in MODEL_PHASES})
-    # Fourier transforms have FLOPs in no total: where they are all there is, the totals are 0, not unknown.
+    # Fourier transforms count toward no total: if there is nothing else, the totals are 0, not unknown.
     has_flops = {entry.phase for entry in count.operators if entry.flops is not None}
     return ModelFlops(
         count=count,
@@ -162,7 +161,7 @@ def model_flops(cost: ModelCost | None, step_ns: float | None, optimizer_share: 
 
 
 def ideal_seconds(flops: Mapping[str, float], peaks: Sequence[PeakRate]) -> float | None:
-    """Time of the FLOPs of each dtype at the device's peak; ``None`` when one that computes has none."""
+    """Time at the device's peak rates; ``None`` if a dtype that computes has no peak."""
     rates = {peak.dtype: peak.flops_per_s for peak in peaks}
     if not flops or not flops.keys() <= rates.keys():
         return None
@@ -177,7 +176,7 @@ def phases_of(parts: Mapping[Part, float]) -> dict[str, float]:
 
 
 class ModelRates:
-    """FLOP/s and MFU of one part after the other of a loop's clean steps."""
+    """FLOP/s and MFU for one part of a loop's clean steps after another."""
 
     def __init__(self, cost: ModelCost) -> None:
         operators = () if cost.count is None else cost.count.operators
@@ -197,10 +196,10 @@ class ModelRates:
 
 
 def _mean_of_varying(cost: ModelCost, by_size: FlopsBySize, sizes: BatchSizes | None) -> MeanStep | None:
-    """The mean clean step; ``None`` where all of them are like the counted one.
+    """Mean clean step; ``None`` if all are like the counted one.
 
     Raises:
-        NotMeasured: where they differ and not all are known.
+        NotMeasured: if they differ and some are unknown.
     """
     count = cost.count
     if sizes is None or count is None:

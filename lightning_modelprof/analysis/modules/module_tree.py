@@ -1,4 +1,4 @@
-"""The modules of a model as a tree: parameters, FLOPs and time of each, with all that is inside of it."""
+"""Tree of a model's modules: parameters, FLOPs and time of each, submodules included."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, ModelCost, ModuleRecord
 
 Figure = Literal["parameters", "forward_macs", "forward_ns", "backward_ns"]
-"""By what classes are ranked."""
+"""What classes are ranked by."""
 
 
 def _depth(path: str) -> int:
@@ -21,24 +21,24 @@ def _depth(path: str) -> int:
 
 
 class ModuleCost(Record, frozen=True, kw_only=True):
-    """One module with all modules inside of it, or all modules of one class at one depth.
+    """One module, submodules included, or all modules of one class at one depth.
 
-    ``None`` is not measured: no count or no timing, a lazy parameter, a module inside of something compiled.
+    ``None`` means not measured: no count or timing, a lazy parameter, a module inside a compiled one.
 
     Attributes:
-        path: of the module; of a class ``""``.
+        path: ``""`` for a class.
         depth: 0 for the model itself.
         modules: how many it stands for: 1, or all of a class.
-        parameters: elements; a tied one at the first module that has it.
+        parameters: elements; a tied parameter counts at the first module that has it.
         forward_flops: of contractions in the counted step; 1 MAC is 2 FLOPs.
-        backward_flops: likewise, without what is computed again.
-        recompute_flops: of what backward computes again.
-        forward_ns: latency in one step: the sum of the medians of what is inside of it.
-        backward_ns: likewise, with what is computed again.
-        forward_flops_per_s: FLOPs over latency; ``None`` also where a part that has FLOPs has no time.
-        backward_flops_per_s: likewise, of backward and what it computes again.
+        backward_flops: the same for backward, without recomputation.
+        recompute_flops: of forward work that backward recomputes.
+        forward_ns: latency per step: sum of the medians of the parts inside.
+        backward_ns: the same for backward, with recomputation.
+        forward_flops_per_s: FLOPs over latency; ``None`` also if a part with FLOPs has no time.
+        backward_flops_per_s: the same for backward, with recomputation.
         parameters_share: of the root's.
-        macs_share: forward, of the root's.
+        macs_share: of the root's forward MACs.
         forward_share: of the root's latency.
     """
 
@@ -69,11 +69,11 @@ class ModuleCost(Record, frozen=True, kw_only=True):
 
 
 class SlowModule(Record, frozen=True, kw_only=True):
-    """A module with the time that it takes by itself, without the modules inside of it.
+    """A module with its self time, excluding submodules.
 
     Attributes:
-        forward_ns, backward_ns: in one step; ``None`` if not measured.
-        share: of forward and backward of the model.
+        forward_ns, backward_ns: per step; ``None`` if not measured.
+        share: of the model's forward and backward time.
     """
 
     module: ModuleCost
@@ -89,9 +89,9 @@ class ModuleTree(Record, frozen=True, kw_only=True):
         modules: the first is the root.
         steps: number of timed steps; 0 without timing.
         clock: ``host`` or ``device``; ``""`` without timing.
-        sums: what the figures of ``modules`` are made of, in the same order.
-        is_of_one_size: whether counted and timed steps had batches of one size, as far as is
-            known; without that there are no FLOP/s.
+        sums: totals behind the figures of ``modules``, in the same order.
+        is_of_one_size: whether counted and timed steps had, to our knowledge, one batch size; otherwise there
+            are no FLOP/s.
     """
 
     modules: tuple[ModuleCost, ...]
@@ -110,7 +110,7 @@ class ModuleTree(Record, frozen=True, kw_only=True):
         return max(module.depth for module in self.modules)
 
     def by_class(self, depth: int) -> dict[str, ModuleCost]:
-        """Modules at one depth, those of each class added up."""
+        """Totals of each class at one depth."""
         members: dict[str, list[ModuleSum]] = {}
         for module, own in zip(self.modules, self.sums, strict=True):
             if module.depth == depth:
@@ -129,7 +129,7 @@ class ModuleTree(Record, frozen=True, kw_only=True):
         }
 
     def slowest(self, count: int) -> list[SlowModule]:
-        """The modules in which most time is spent by themselves, forward and backward, the most first."""
+        """Modules with the largest self time (forward and backward), largest first."""
         own: dict[str, list[int | None]] = {
             module.path: [module.forward_ns, module.backward_ns] for module in self.modules
         }
@@ -152,18 +152,17 @@ class ModuleTree(Record, frozen=True, kw_only=True):
         return sorted((slow for slow in found if slow.share > 0), key=lambda slow: -slow.share)[:count]
 
     def top_classes(self, depth: int, figure: Figure, count: int) -> list[tuple[str, int | float]]:
-        """The classes at one depth with the most, the most first, without those not measured."""
+        """Classes at one depth with the largest figure, largest first; unmeasured ones are left out."""
         found = [(name, getattr(cost, figure)) for name, cost in self.by_class(depth).items()]
         measured = [(name, value) for name, value in found if value is not None]
         return sorted(measured, key=lambda item: (-item[1], item[0]))[:count]
 
 
 def module_tree(cost: ModelCost, ignore: Collection[str] = ()) -> ModuleTree:
-    """Put together what is known of each module.
+    """Combine everything recorded about each module.
 
     Args:
-        ignore: names of classes or paths: these modules and all inside of them are in no figure, as if the
-            model were without them.
+        ignore: class names or paths; these modules and their submodules are left out of every figure.
     """
     if not cost.modules:
         raise NotMeasured("the model's modules weren't recorded")
@@ -239,7 +238,7 @@ def _all_above(path: str) -> Iterable[str]:
 
 
 def _is_of_one_size(cost: ModelCost) -> bool:
-    """Whether FLOPs may be divided by latency."""
+    """Whether FLOPs can be divided by latency."""
     count, sizes = cost.count, () if cost.times is None else cost.times.sizes
     counted = next((one.shapes for one in cost.size_counts if count and one.step == count.step), None)
     return counted is None or (
@@ -316,20 +315,20 @@ PHASES: Final[dict[Half, tuple[str, ...]]] = {
     "forward": ("forward",),
     "backward": ("backward", "recompute"),
 }
-"""The phases of operators that run in the time of each half of a step."""
+"""Operator phases that run within the time of each half of a step."""
 
 
 _SCRIPTS: Final = frozenset({"RecursiveScriptModule", "TracedModule"})
-"""Classes of TorchScript modules, which nobody can look into."""
+"""TorchScript module classes, whose insides can't be seen."""
 
 
 class OwnHalf(Record, frozen=True):
-    """What each module has of its own in one half of a step.
+    """Each module's self figures in one half of a step.
 
     Attributes:
-        work: path → FLOPs that ran in that half.
-        ns: path → time; without the modules that were not timed.
-        mixed: paths whose time holds that of ignored modules.
+        work: FLOPs by path.
+        ns: time by path; untimed modules are missing.
+        mixed: paths whose time includes that of ignored modules.
     """
 
     work: dict[str, int]
@@ -338,7 +337,7 @@ class OwnHalf(Record, frozen=True):
 
     @classmethod
     def of(cls, cost: ModelCost, half: Half, known: set[str], kept: set[str]) -> OwnHalf:
-        """Read one half, for the modules that are known; ``kept`` are those that are not ignored."""
+        """Read one half for the known modules; ``kept`` are those that aren't ignored."""
         work: Counter[str] = Counter()
         for entry in cost.count.operators if cost.count is not None else ():
             if entry.phase in PHASES[half] and entry.flops and entry.operator not in FOURIER_OPERATORS:
@@ -346,7 +345,7 @@ class OwnHalf(Record, frozen=True):
         ns: Counter[str] = Counter()
         for time in cost.times.times if cost.times is not None else ():
             own_ns = time.forward_ns if half == "forward" else time.backward_ns
-            # A module that ran in backward only has no forward, rather than one of 0 ns.
+            # A module that ran only in backward has no forward time, rather than 0 ns.
             if own_ns is not None and (half == "backward" or time.calls):
                 ns[nearest(time.path, known)] += own_ns
         mixed = set()
@@ -357,7 +356,7 @@ class OwnHalf(Record, frozen=True):
 
 
 class OwnCount(Record, frozen=True):
-    """FLOPs of each module itself by phase, and which of them are not known."""
+    """Each module's own FLOPs by phase, and the modules where they're unknown."""
 
     flops: dict[str, dict[str, int]]
     unknown: set[str]
@@ -366,7 +365,7 @@ class OwnCount(Record, frozen=True):
     def of(cls, cost: ModelCost, known: set[str]) -> OwnCount | None:
         if cost.count is None:
             return None
-        # A phase that did not run has no operators; the forward ran, and may have none.
+        # A phase that didn't run has no operators; the forward ran, and may have none.
         phases = {entry.phase for entry in cost.count.operators} | {"forward"}
         if "backward" in phases:
             phases.add("recompute")
@@ -380,7 +379,7 @@ class OwnCount(Record, frozen=True):
                 flops[entry.phase][path] += entry.flops
         counted = {path for found in flops.values() for path in found}
         types = {record.path: record.type_name for record in cost.modules}
-        # The outermost TorchScript module is seen from outside.
+        # The outermost TorchScript module is visible from outside.
         scripts = {p for p in known if p and types[p] in _SCRIPTS and "Script" in types.get(above(p), "")}
         return cls({phase: dict(found) for phase, found in flops.items()}, (uncounted - counted) | scripts)
 
@@ -389,9 +388,9 @@ class SubtreeTime(Record, frozen=True):
     """Time of a subtree in one half.
 
     Attributes:
-        ns: of what was timed in it; ``None`` if nothing was, or if it holds that of ignored modules.
-        is_mixed: whether it holds that of ignored modules.
-        has_untimed_work: whether it has FLOPs that ran in somebody else's time.
+        ns: timed parts; ``None`` if there are none, or if they include ignored modules.
+        is_mixed: whether it includes the time of ignored modules.
+        has_untimed_work: whether it has FLOPs that ran within another module's time.
     """
 
     ns: int | None
@@ -400,7 +399,7 @@ class SubtreeTime(Record, frozen=True):
 
 
 class ModuleSum(Record, frozen=True):
-    """Figures of a subtree, or of several, before they are related to anything."""
+    """Figures of one or more subtrees, before they become shares or rates."""
 
     parameters: int | None
     trainable: int | None
@@ -415,7 +414,7 @@ class ModuleSum(Record, frozen=True):
         halves: Mapping[Half, OwnHalf],
         parts: Sequence[ModuleSum],
     ) -> ModuleSum:
-        """A module with the subtrees of its children."""
+        """Sum of a module and its children's subtrees."""
         flops: dict[str, int | None] = {}
         for phase in ("forward", "backward", "recompute"):
             own = None
@@ -435,12 +434,12 @@ class ModuleSum(Record, frozen=True):
 
     @classmethod
     def of_class(cls, members: Sequence[ModuleSum]) -> ModuleSum:
-        """Several subtrees that have nothing in common."""
+        """Sum of several disjoint subtrees."""
         times: dict[Half, SubtreeTime] = {}
         for half in PHASES:
             found = [member.times[half] for member in members]
             is_mixed = any(time.is_mixed for time in found)
-            # Members that ran in somebody else's time make the sum of the others too small.
+            # Members that ran within another module's time make the sum too small.
             lacks = any(time.ns is None and time.has_untimed_work for time in found)
             ns = None if is_mixed or lacks else sum_of_known([time.ns for time in found])
             times[half] = SubtreeTime(ns, is_mixed, any(time.has_untimed_work for time in found))
@@ -458,7 +457,7 @@ def _time_with_parts(path: str, own: OwnHalf, parts: Sequence[SubtreeTime]) -> S
     is_timed = path in own.ns
     is_mixed = path in own.mixed or any(part.is_mixed for part in parts)
     ns = None if is_mixed else sum_of_known([own.ns.get(path), *(part.ns for part in parts)])
-    # What a timed module contains without a time of its own ran in the time of that module.
+    # Untimed parts of a timed module ran within that module's time.
     inside = own.work.get(path, 0) > 0 or any(part.has_untimed_work for part in parts)
     return SubtreeTime(ns, is_mixed, has_untimed_work=inside and not is_timed)
 
@@ -468,7 +467,7 @@ def above(path: str) -> str:
 
 
 def nearest(path: str, known: Collection[str]) -> str:
-    """The path itself or the innermost known one above it; the root is above all."""
+    """The path itself or its innermost known ancestor; the root is above everything."""
     while path and path not in known:
         path = above(path)
     return path

@@ -1,8 +1,8 @@
-"""How the FLOPs of a step follow from the shapes of its batch: a fit through the sizes that were counted.
+"""FLOPs per step as a function of the batch's shapes: a fit through the counted sizes.
 
-FLOPs of contractions are products of dimensions. So a law is a sum of a few products of those dimensions
-that differ between the counted sizes, such as batch x length and batch x length^2. Which products they are is
-decided by leaving out each counted size in turn: the law is the one that tells the left-out ones best.
+FLOPs of contractions are products of dimensions. So a law is a sum of a few products of the dimensions
+that differ between the counted sizes, for example batch x length and batch x length^2. Leaving out each
+counted size in turn decides which products: the law that predicts the left-out sizes best wins.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from lightning_modelprof.run.batches import BatchSizes, Shapes, SizeCount
 from lightning_modelprof.units import percent
 
 MIN_COUNTED: Final = 3
-"""Sizes that a fit goes through at least."""
+"""Sizes that a fit needs."""
 
 
 MAX_MISS: Final = 0.06
-"""A fit that misses left-out sizes by more is none."""
+"""A fit that misses left-out sizes by more is rejected."""
 
 
 SURE_MISS: Final = 0.01
-"""With a fit that misses by less, no more sizes need be counted."""
+"""A fit that misses by less needs no more counted sizes."""
 
 
 EXACT: Final = 1e-6
-"""A law of dimensions tells a left-out size to the last bits; this is far from what chance does."""
+"""A law of dimensions predicts a left-out size to the last bits; chance comes nowhere near this."""
 
 
 REACH: Final = 1.5
-"""Sizes of which a dimension is more times smaller or larger than all counted ones are counted."""
+"""Sizes with a dimension this many times smaller or larger than in all counted ones get counted too."""
 
 
 _FARTHEST: Final = {True: 4.0, False: 2.0}
-"""Whether a law is exact → how many times smaller or larger a dimension may be for the law to hold."""
+"""How many times smaller or larger a dimension may be, for exact laws (True) and others."""
 
 
 _ALIKE: Final = 1.25
-"""Of two laws whose errors differ by less the simpler one is taken."""
+"""Of laws whose errors differ by a smaller factor, the simplest one is taken."""
 
 
 _MAX_VARIABLES: Final = 6
 
 
 _RELATION: Final = 0.08
-"""How far a dimension that follows from another one may be off; rounded sizes are off by 3 %."""
+"""Relative error allowed for a dimension that depends on another; rounded sizes are off by 3%."""
 
 
 Term = tuple[int, ...]
@@ -60,7 +60,7 @@ Term = tuple[int, ...]
 
 
 class _Relation(Record, frozen=True):
-    """A dimension that follows from a variable: factor · variable + offset."""
+    """A dimension that depends on a variable: factor · variable + offset."""
 
     column: int
     variable: int
@@ -79,11 +79,10 @@ class SizeLaw(Record, frozen=True, kw_only=True):
     """FLOPs as a sum of products of dimensions.
 
     Attributes:
-        ranks: of the tensors; a batch of other tensors is none of this law's.
-        num_counted: sizes that it goes through.
-        miss: by how much it misses counted sizes that were left out (root mean square), as a share of their
-            mean FLOPs.
-        is_sure: whether the counted sizes are enough to believe ``miss``.
+        ranks: of the tensors; the law doesn't cover batches with other ranks.
+        num_counted: sizes behind the fit.
+        miss: root mean square error for left-out counted sizes, as a fraction of their mean FLOPs.
+        is_sure: whether the counted sizes are enough to trust ``miss``.
     """
 
     ranks: tuple[int, ...]
@@ -91,8 +90,8 @@ class SizeLaw(Record, frozen=True, kw_only=True):
     miss: float
     is_sure: bool
     _constant: NDArray[np.bool_]
-    _values: NDArray[np.float64]  # of the constant columns, and of all others in the first counted size
-    _columns: tuple[int, ...]  # of the variables in use
+    _values: NDArray[np.float64]  # all columns of the first counted size
+    _columns: tuple[int, ...]  # of the variables used
     _relations: tuple[_Relation, ...]
     _lowest: NDArray[np.float64]
     _highest: NDArray[np.float64]
@@ -100,7 +99,7 @@ class SizeLaw(Record, frozen=True, kw_only=True):
     _factors: NDArray[np.float64]  # terms × parts
 
     def covers(self, shapes: Shapes, reach: float | None = None) -> bool:
-        """Whether a batch is alike enough to the counted ones.
+        """Whether a batch is similar enough to the counted ones.
 
         Args:
             reach: how many times smaller or larger a dimension may be; ``None`` for as far as the law holds.
@@ -122,22 +121,22 @@ class SizeLaw(Record, frozen=True, kw_only=True):
 
     @property
     def common_share(self) -> float:
-        """How far all that it tells may be off in the same way, in terms of ``miss`` and squared."""
+        """Squared error that all its predictions have in common, in units of ``miss`` squared."""
         return len(self._terms) / self.num_counted
 
     def flops(self, shapes: Shapes) -> NDArray[np.float64]:
-        """FLOPs of each part of a step on such a batch."""
+        """FLOPs of each part of a step on this batch."""
         used = _row(shapes)[None, list(self._columns)]
         flops: NDArray[np.float64] = np.maximum(_products(used, self._terms) @ self._factors, 0.0)[0]
         return flops
 
 
 def size_laws(counts: Sequence[SizeCount], parts: Sequence[tuple[str, str]]) -> tuple[SizeLaw, ...]:
-    """A law for each kind of batch of which enough sizes were counted.
+    """Fit a law for each kind of batch with enough counted sizes.
 
     Args:
         counts: each size once.
-        parts: (phase, dtype) of the FLOPs, in the order in which :meth:`SizeLaw.flops` gives them.
+        parts: (phase, dtype) of the FLOPs, in the order that :meth:`SizeLaw.flops` returns them.
     """
     kinds: dict[tuple[int, ...], list[SizeCount]] = {}
     for count in counts:
@@ -189,7 +188,7 @@ def _law(
 def _variables(
     table: NDArray[np.float64], constant: NDArray[np.bool_]
 ) -> tuple[tuple[int, ...], tuple[_Relation, ...]]:
-    """The dimensions that vary, each that follows from another one left to that one."""
+    """Dimensions that vary; one that depends on an earlier one becomes a relation."""
     variables: list[int] = []
     relations: list[_Relation] = []
     for column in np.flatnonzero(~constant).tolist():
@@ -209,7 +208,7 @@ def _subsets(variables: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def _candidates(num: int) -> Iterator[tuple[Term, ...]]:
-    """Sums of products that a step's FLOPs may be, of all of ``num`` variables."""
+    """Possible sums of products for a step's FLOPs, of all ``num`` variables."""
     for batch in (None, *range(num)):
         others = [one for one in range(num) if one != batch]
         if len(others) > 2:
@@ -230,7 +229,7 @@ def _candidates(num: int) -> Iterator[tuple[Term, ...]]:
 
 
 def _inner_terms(num: int) -> Iterable[tuple[Term, ...]]:
-    """Of one sample: what depends on its length, or its height and width, or two lengths."""
+    """Terms of one sample: its length, its height and width, or two lengths."""
     if num == 0:
         return (((),),)
     if num == 1:
@@ -261,20 +260,17 @@ def _products(used: NDArray[np.float64], terms: Sequence[Term]) -> NDArray[np.fl
 
 
 def _left_out_miss(design: NDArray[np.float64], total: NDArray[np.float64]) -> float:
-    """By how much a fit misses the sizes that it was made without; infinite where it tells nothing.
-
-    That is the root mean square of the misses, as a share of the mean FLOPs.
-    """
+    """RMS error of the left-out sizes, as a fraction of the mean FLOPs; infinite if undefined."""
     num_rows, num_terms = design.shape
     if num_terms >= num_rows or not total.all():
         return float("inf")
-    # Small sizes count less than large ones, but not as little as their share of all FLOPs.
+    # Small sizes weigh less than large ones, but more than their share of all FLOPs.
     weight = np.sqrt(total)
     weighted = design / weight[:, None]
     basis, triangle = np.linalg.qr(weighted / np.abs(weighted).max(axis=0))
     diagonal = np.abs(np.diag(triangle))
     if diagonal.min() < 1e-9 * diagonal.max():
-        return float("inf")  # two of the terms cannot be told apart
+        return float("inf")  # two terms can't be distinguished
     free = 1.0 - (basis**2).sum(axis=1)
     if free.min() < 1e-6:
         return float("inf")  # one size alone decides a factor
@@ -303,15 +299,15 @@ Part = tuple[str, str]
 
 
 MAX_ERROR: Final = 0.03
-"""FLOPs of all clean steps whose standard error is a larger share are not shown."""
+"""Mean clean FLOPs with a larger relative standard error aren't shown."""
 
 
 class SizeRow(Record, frozen=True, kw_only=True):
-    """The clean steps of one size.
+    """Clean steps of one size.
 
     Attributes:
-        flops: of one of them, without the optimizer's; ``None`` if not known.
-        counted_step: the step of this size that was counted; ``None`` if the FLOPs come from a fit.
+        flops: per step, without the optimizer's; ``None`` if unknown.
+        counted_step: counted step of this size; ``None`` if the FLOPs come from a fit.
     """
 
     shapes: Shapes
@@ -321,14 +317,14 @@ class SizeRow(Record, frozen=True, kw_only=True):
 
 
 class MeanStep(Record, frozen=True, kw_only=True):
-    """FLOPs of the clean steps over their number.
+    """Mean FLOPs per clean step.
 
     Attributes:
         flops: by phase and dtype, without the optimizer.
-        error: standard error of all of them together, as a share; 0 where each size was counted. The misses
-            of a fit differ from size to size, but for what its factors share.
+        error: relative standard error of the total; 0 if each size was counted. Errors of a fit are
+            independent between sizes except for the part that comes from its factors.
         num_fitted: sizes whose FLOPs come from a fit.
-        rows: by size, those of most steps first.
+        rows: by size, most steps first.
     """
 
     flops: dict[Part, float]
@@ -339,10 +335,10 @@ class MeanStep(Record, frozen=True, kw_only=True):
 
 
 class FlopsBySize:
-    """FLOPs of a step by the size of its batch.
+    """FLOPs per step by batch size.
 
     Args:
-        counts: what counted steps have cost; of a size that was counted again the first one holds.
+        counts: counted steps; the first count of a size is used.
     """
 
     def __init__(self, counts: Sequence[SizeCount]) -> None:
@@ -360,7 +356,7 @@ class FlopsBySize:
         return None if count is None else count.step
 
     def of(self, shapes: Shapes) -> tuple[NDArray[np.float64], SizeLaw | None] | None:
-        """FLOPs of each of ``parts``, and the fit that they are from; ``None`` if they are unknown."""
+        """FLOPs of each of ``parts`` and the fit behind them, if any; ``None`` if unknown."""
         if shapes not in self._found:
             self._found[shapes] = self._find(shapes)
         return self._found[shapes]
@@ -377,10 +373,10 @@ class FlopsBySize:
 
 
 def why_not_by_size(counts: Sequence[SizeCount]) -> str:
-    """Which two steps on batches of one size differ in FLOPs, so that no step's follow from its size.
+    """Two steps of one batch size that differ in FLOPs, which rules out a law by size.
 
     Returns:
-        ``""`` if none do.
+        ``""`` if no steps do.
     """
     first: dict[Shapes, SizeCount] = {}
     for count in counts:
@@ -429,11 +425,11 @@ def mean_step(by_size: FlopsBySize, sizes: BatchSizes) -> MeanStep:
 
 
 _CHOSEN: Final = 1.5
-"""A law is the best of several, so that its misses are larger where it was not chosen by."""
+"""Factor for ``miss``: a law is the best of several, so its true error is larger."""
 
 
 def _standard_error(fitted: Sequence[tuple[SizeLaw, float]]) -> float:
-    """Of the sum of FLOPs that fits tell: (fit, FLOPs of all steps of one size)."""
+    """Standard error of a sum of fitted FLOPs: (fit, FLOPs of all steps of one size)."""
     variance = 0.0
     for law in {id(law): law for law, _ in fitted}.values():
         flops = np.array([one for its, one in fitted if its is law])

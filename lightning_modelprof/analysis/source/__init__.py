@@ -1,1 +1,1 @@
-"""Facts about the user's lines."""
+"""Facts about the user's source lines."""

@@ -1,4 +1,4 @@
-"""Call trees: in which functions the training thread and the workers were, who called them, for how long."""
+"""Call trees: time per function and caller in the training thread and the workers."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _PLUMBING: Final = {
     "lightning.pytorch.trainer.call": None,
     "pytorch_lightning.trainer.call": None,
 }
-"""Functions that only call another one, by module; ``None`` stands for all of a module."""
+"""Functions that only call another one, by module; ``None`` means all functions of a module."""
 
 
 class CallNode(Place, frozen=True, kw_only=True):
-    """A phase, or a function with the functions that called it.
+    """A phase, or a function reached through one chain of callers.
 
     Attributes:
         file, line, function: of its definition; a phase has only its key, as ``function``.
-        is_users: whether it is the user's code; ``None`` for a phase.
-        samples: how many met this function with nothing of the tree below it.
-        own_ns: time that these stand for.
-        total_ns: the same with all that it called.
-        children: what it called, longest first.
+        is_users: whether it's the user's code; ``None`` for a phase.
+        samples: samples in this function itself, excluding its children.
+        own_ns: time of those samples.
+        total_ns: time including children.
+        children: called functions, longest first.
     """
 
     is_users: bool | None
@@ -46,16 +46,16 @@ class CallNode(Place, frozen=True, kw_only=True):
 
 
 class CallTree(Record, frozen=True, kw_only=True):
-    """All sampled stacks of one rank, put together where they agree from the outside.
+    """All sampled stacks of one rank, merged from the outermost frame.
 
-    At the bottom are phases, on them functions. Calls of the same function by the same callers are one node,
+    The roots are phases, with functions below. Calls of the same function from the same callers are one node,
     whichever line made them. Functions that only call another one (``Module._call_impl``, wrappers of
-    decorators, Lightning's ``call_hook``) are left out, and their own time is that of who called them.
+    decorators, Lightning's ``call_hook``) are left out, and their self time goes to their caller.
 
     Attributes:
         phases: longest first.
-        samples: all that are in the tree.
-        total_ns: time that they stand for: the sum of all ``own_ns``.
+        samples: all samples in the tree.
+        total_ns: time of all samples: the sum of every ``own_ns``.
     """
 
     phases: tuple[CallNode, ...]
@@ -103,7 +103,7 @@ def _is_plumbing(frame: StackFrame) -> bool:
 
 
 def _finished(node: _Node, phase: str = "") -> CallNode:
-    """The node with its totals. As deep as a sampled stack at most."""
+    """Recurse to the depth of a sampled stack at most."""
     children = _ranked([_finished(child) for child in node.children.values()])
     frame = node.frame
     return CallNode(
@@ -123,7 +123,7 @@ def _ranked(nodes: Sequence[CallNode]) -> tuple[CallNode, ...]:
 
 
 class WorkerStacks(Record, frozen=True, kw_only=True):
-    """What samples say of the workers of one loader."""
+    """Samples of one loader's workers."""
 
     loader: int
     hot_lines: HotLines
@@ -131,7 +131,7 @@ class WorkerStacks(Record, frozen=True, kw_only=True):
 
 
 def busiest(loaders: Sequence[LoaderWorkers]) -> LoaderWorkers | None:
-    """The loader whose workers have most to do, each of them: the loop waits for that one first."""
+    """Loader with the busiest workers; the loop waits for that one first."""
     return max(loaders, key=_each_ns, default=None)
 
 
@@ -141,7 +141,7 @@ def _each_ns(loader: LoaderWorkers) -> float:
 
 @fact
 def worker_stacks(facts: Facts) -> WorkerStacks:
-    """The samples of the busiest loader's workers, or why there are none."""
+    """Samples of the busiest loader's workers."""
     loader = busiest(facts.record.workers or ())
     if loader is None or loader.stacks is None:
         raise NotMeasured("the workers weren't sampled")

@@ -1,4 +1,4 @@
-"""Hot lines: which lines of the user's the training thread was at, and for how long."""
+"""Hot lines: the user's lines in which the training thread spends most time."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ T = TypeVar("T")
 
 
 COLLECTIVES: Final = "torch.distributed"
-"""What the Python modules begin with through which ranks meet."""
+"""Prefix of the Python modules through which ranks meet."""
 
 
 _MIN_SAMPLES: Final = 3
-"""On a line, or nothing is said of it."""
+"""Samples needed on a line to report it."""
 
 
 _ENOUGH_SAMPLES: Final = 20
-"""Of a phase, or its samples bound nothing."""
+"""Samples needed in a phase to bound a line's share."""
 
 
 _MOST_STATEMENTS: Final = 5
-"""That are named for one function or phase."""
+"""Lines reported per function or phase."""
 
 
 MODULE_CALLS: Final = "torch.nn.modules.module"
-"""Python module through which every call of a ``torch.nn.Module`` goes."""
+"""Python module that every call of a ``torch.nn.Module`` passes through."""
 
 
 _GRADIENTS: Final = frozenset(
@@ -44,20 +44,20 @@ _GRADIENTS: Final = frozenset(
         ("torch.autograd.graph", "_engine_run_backward"),
     )
 )
-"""Python modules and functions that let autograd's engine compute gradients."""
+"""Python modules and functions that make autograd's engine compute gradients."""
 
 
 _TRANSFORMS: Final = "torch._functorch"
-"""What the Python modules begin with that are behind ``torch.func``."""
+"""Prefix of the Python modules behind ``torch.func``."""
 
 
 class HotLine(Place, frozen=True, kw_only=True):
-    """The line of a function that most of its time is spent at, with all that the line calls.
+    """The line where a function spends most of its time, including calls.
 
     Attributes:
         share: of the function's time, 0..1.
-        time_ns: that they stand for, summed over the loop.
-        inner: its ``share`` is of this line's time.
+        time_ns: of its samples, summed over the loop.
+        inner: called line with most of this line's time; its ``share`` is of this line's time.
     """
 
     file: str
@@ -70,13 +70,13 @@ class HotLine(Place, frozen=True, kw_only=True):
 
 
 class TopLine(Place, frozen=True, kw_only=True):
-    """A line that was the innermost one of the user's on the stack.
+    """A line that was the user's innermost one on the stack.
 
     Attributes:
-        phase: key of the phase; ``None`` if it is all phases together.
+        phase: key of the phase; ``None`` for all phases together.
         share: of all sampled time, 0..1.
-        time_ns: that they stand for, summed over the loop.
-        logging_share, logging_samples: those of them in which the line was logging, or a metric was at work.
+        time_ns: of its samples, summed over the loop.
+        logging_share, logging_samples: part of the two in which the line logged or used a metric.
     """
 
     file: str
@@ -90,16 +90,14 @@ class TopLine(Place, frozen=True, kw_only=True):
 
 
 class _Count(NamedTuple):
-    """Samples, and the nanoseconds that they stand for."""
-
     samples: int
     time_ns: int
 
 
 class FoundCalls(NamedTuple):
-    """The time of some calls: the fewest lines that hold half of it, its share of all, and whose it is.
+    """Time of some calls: the fewest lines that hold half of it, and its share of all sampled time.
 
-    ``functions`` are those that were called, most time first.
+    ``functions`` are the called ones, most time first.
     """
 
     lines: tuple[HotLine, ...]
@@ -109,7 +107,7 @@ class FoundCalls(NamedTuple):
 
 
 class _At(NamedTuple):
-    """One of a function's lines, and what was called from there, outermost first."""
+    """One of a function's lines, and the calls from there, outermost first."""
 
     frame: StackFrame
     inner: Sequence[StackFrame]
@@ -121,7 +119,7 @@ class _At(NamedTuple):
 
     @property
     def is_in_gradients(self) -> bool:
-        """Whether autograd computes gradients, or a transform of ``torch.func`` runs its own code."""
+        """Whether autograd computes gradients, or a ``torch.func`` transform runs its own code."""
         if any((frame.python_module, frame.function) in _GRADIENTS for frame in self.inner):
             return True
         library = takewhile(lambda frame: not frame.is_users, reversed(self.inner))
@@ -129,12 +127,12 @@ class _At(NamedTuple):
 
 
 class HotLines(Record, frozen=True, kw_only=True):
-    """Answers which lines take the time, from the sampled stacks of one loop.
+    """Slow lines, from the sampled stacks of one loop.
 
     Caveats:
-        Samples that follow each other are not quite independent: two may be of the same long call.
+        Consecutive samples aren't quite independent: two may be from the same long call.
         Python code that runs for less than some tenths of a millisecond (a millisecond on a busy machine)
-        before a line that gives the interpreter away, as operators of torch do, may count as that line.
+        before a line that releases the interpreter lock, as torch operators do, may count as that line.
     """
 
     samples: StackSamples
@@ -145,15 +143,15 @@ class HotLines(Record, frozen=True, kw_only=True):
 
     @property
     def num_samples(self) -> int:
-        """Samples whose stack is known."""
+        """Samples with a known stack."""
         return sum(stack.samples for stack in self.samples.stacks)
 
     def least_of(self, share: float) -> float:
-        """The lower end of the interval around a share of all time: two standard errors below."""
+        """Lower bound of a share of all time: two standard errors below it."""
         return share - 2 * math.sqrt(max(0.0, share * (1 - share)) / max(self.num_samples, 1))
 
     def logging_begins(self, frames: Sequence[StackFrame]) -> tuple[int, int] | None:
-        """As of ``run.stacks``; ``None`` also for a metric whose result the training takes, as for a loss."""
+        """Like ``run.stacks.logging_begins``, but ``None`` for a metric whose result is used, e.g. a loss."""
         begins = logging_begins(frames)
         if begins is None or frames[begins[1]].logging_kind in (LOG, LOGGER):
             return begins
@@ -167,7 +165,6 @@ class HotLines(Record, frozen=True, kw_only=True):
         return self.logging_begins((at.frame, *at.inner)) is not None
 
     def _is_own(self, at: _At) -> bool:
-        """Whether a function's own code ran: no module, no gradients, no logging."""
         return not (at.is_in_module or at.is_in_gradients or self._is_logging(at))
 
     def inside(
@@ -178,18 +175,17 @@ class HotLines(Record, frozen=True, kw_only=True):
         phases: Collection[str] | None = None,
         outside_modules: bool = False,
     ) -> HotLine | None:
-        """The line of one function that most of its time is spent at.
+        """The line where a function spends most of its time.
 
-        Of a function that calls itself the innermost call counts.
+        For a recursive function, the innermost call counts.
 
         Args:
             phases: only samples in these; ``None`` means all.
-            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, let
-                autograd compute gradients, or was logging: that is a cause of its own (``logging_calls``).
+            outside_modules: leave out samples in which the function had called a ``torch.nn.Module``, was
+                waiting for autograd to compute gradients, or was logging, which ``logging_calls`` covers.
 
         Returns:
-            ``None`` if there are fewer than 3 samples at that line, or less than half of the function's
-            samples or of its time.
+            ``None`` if the line has fewer than 3 samples, or less than half the function's samples or time.
         """
         calls = [
             at
@@ -203,9 +199,9 @@ class HotLines(Record, frozen=True, kw_only=True):
     def statements(
         self, file: str, function_line: int, *, outside_modules: bool = False
     ) -> tuple[HotLine, ...]:
-        """The fewest lines of one function that together hold half of its time, the most expensive first.
+        """The fewest lines that together hold half of a function's time, slowest first.
 
-        Arguments as of :meth:`inside`. Unlike there, a single sample tells as much as it can.
+        Arguments as in :meth:`inside`. Unlike there, a single sample is enough.
         """
         calls = [
             at
@@ -216,13 +212,13 @@ class HotLines(Record, frozen=True, kw_only=True):
         return _fewest(calls, _sum(at.tally for at in calls))
 
     def statements_below(self, function: str) -> tuple[HotLine, ...]:
-        """The fewest lines of the user's that hold half of the time of a library's function.
+        """The fewest of the user's lines that hold half of a library function's time.
 
         Args:
             function: its qualified name.
 
         Returns:
-            Nothing where the library itself takes more than half.
+            Empty if the library itself takes more than half.
         """
         paths = []
         for stack in self.samples.stacks:
@@ -235,11 +231,11 @@ class HotLines(Record, frozen=True, kw_only=True):
     def found_by(
         self, find: Callable[[Sequence[StackFrame]], int | None], phases: Collection[str]
     ) -> FoundCalls:
-        """The time of the calls that a function finds.
+        """Time of the calls that ``find`` locates.
 
         Args:
-            find: gives the position of the call on a stack, outermost first, or ``None``.
-            phases: whose stacks it is asked about.
+            find: return the position of the call on a stack, outermost first, or ``None``.
+            phases: only stacks in these are searched.
         """
         calls, functions = [], Counter[str]()
         for stack in self._stacks(phases):
@@ -257,15 +253,15 @@ class HotLines(Record, frozen=True, kw_only=True):
         )
 
     def statements_in(self, phases: Collection[str], libraries: Collection[str] = ()) -> tuple[HotLine, ...]:
-        """The fewest lines of the user's that hold half of the time of some phases, in whatever function.
+        """The fewest of the user's lines that hold half of the time of some phases, in any function.
 
-        Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
+        Each stack counts for the user's outermost line on it; ``inner`` is what that line calls.
 
         Args:
-            libraries: packages whose lines count where those of the user do not hold half of the time.
+            libraries: packages whose lines count too if the user's don't hold half of the time.
 
         Returns:
-            Nothing where other libraries alone take more than half.
+            Empty if other libraries alone take more than half.
         """
         paths = [
             (
@@ -278,7 +274,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         return _fewest(_outermost(paths), whole) or _fewest(_outermost(paths, libraries), whole)
 
     def share_in(self, phase: str, module: str, function: str) -> float:
-        """Share of the time of a phase in which a library's function was running, with all that it calls."""
+        """Share of a phase's time in a library function, calls included."""
         below_ns = whole_ns = 0
         for stack in self._stacks((phase,)):
             frames = (self.samples.frames[number] for number in stack.frames)
@@ -290,20 +286,19 @@ class HotLines(Record, frozen=True, kw_only=True):
         return below_ns / whole_ns if whole_ns else 0.0
 
     def share_of(self, phase: str, file: str, function_line: int) -> float:
-        """Share of the time of a phase in which the function that begins at this line was running."""
+        """Share of a phase's time in the function that starts at this line."""
         stacks = [*self._stacks((phase,))]
         whole_ns = sum(stack.time_ns for stack in stacks)
         inside_ns = sum(stack.time_ns for stack in stacks if self._find(stack, file, function_line))
         return inside_ns / whole_ns if whole_ns else 0.0
 
     def in_part(self, part: str) -> HotLine | None:
-        """The line of the user's that most time of one part of the validations inside a fit is spent at.
+        """The user's line with most time in one part of a fit's validations.
 
-        Of each stack its outermost line of the user's counts, and ``inner`` is what that calls.
+        Each stack counts for the user's outermost line on it; ``inner`` is what that line calls.
 
         Returns:
-            ``None`` if there are fewer than 3 samples at that line, or less than half of the part's samples
-            or of its time.
+            ``None`` if the line has fewer than 3 samples, or less than half of the part's samples or time.
         """
         frames, stacks = self.samples.frames, [one for one in self.samples.stacks if one.part == part]
         whole = _sum(_Count(one.samples, one.time_ns) for one in stacks)
@@ -317,7 +312,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         return _hottest(lines, whole)
 
     def share_below(self, package: str, part: str) -> float:
-        """Share of the time of one part of the validations in which a function of a package was running."""
+        """Share of one validation part's time in a package's functions."""
         below_ns = whole_ns = 0
         for stack in self.samples.stacks:
             if stack.part == part:
@@ -331,15 +326,15 @@ class HotLines(Record, frozen=True, kw_only=True):
     def caller_of_all(
         self, place: tuple[str, int], wanted: Collection[tuple[str, int]], others: Collection[tuple[str, int]]
     ) -> HotLine | None:
-        """The outermost line of the user's that, on its way to a line, calls nothing but some lines.
+        """The user's outermost line on the way to ``place`` that calls only wanted lines.
 
         Args:
             place: file and number of the line.
-            wanted: the lines that may be called.
-            others: those that may not; of what is in neither, a tenth of the time is passed over.
+            wanted: lines that may be called.
+            others: lines that may not; a tenth of the time may be in lines that are in neither.
 
         Returns:
-            With the line that it calls; ``None`` if no line that calls it is one.
+            The line and the line that it calls; ``None`` if no caller qualifies.
         """
         stacks = [
             ([frame for frame in map(self.samples.frames.__getitem__, one.frames) if frame.is_users], one)
@@ -365,7 +360,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         return None
 
     def calls(self, caller: tuple[str, int], called: tuple[str, int]) -> bool:
-        """Whether one line was seen to run another one, by file and number."""
+        """Whether any sample shows one line calling another, given by file and number."""
         for stack in self.samples.stacks:
             frames = [self.samples.frames[number] for number in stack.frames]
             places = [(frame.file, frame.line) for frame in frames]
@@ -374,7 +369,7 @@ class HotLines(Record, frozen=True, kw_only=True):
         return False
 
     def is_call(self, file: str, line: int) -> bool:
-        """Whether at least half of the samples at a line are in other lines of the user's that it calls."""
+        """Whether at least half of a line's samples are in other lines of the user's that it calls."""
         whole = called = 0
         for stack in self.samples.stacks:
             frames = [self.samples.frames[number] for number in stack.frames]
@@ -389,15 +384,13 @@ class HotLines(Record, frozen=True, kw_only=True):
     def share_outside_modules(
         self, file: str, function_line: int, *, phases: Collection[str] | None = None
     ) -> tuple[float, int] | None:
-        """Share of a function's time in which its own code ran: no module, no gradients, no logging.
-
-        With it, how many samples say so.
+        """Share of a function's time in its own code (no module, no gradients, no logging), and its samples.
 
         Args:
             phases: only samples in these; ``None`` means all.
 
         Returns:
-            ``None`` without a sample of the function.
+            ``None`` if the function has no sample.
         """
         calls = self._calls_of(file, function_line, phases)
         whole = _sum(at.tally for at in calls)
@@ -414,15 +407,13 @@ class HotLines(Record, frozen=True, kw_only=True):
         phases: Collection[str] | None = None,
         outside_modules: bool = False,
     ) -> tuple[float, float]:
-        """Share of a function's time in which it was logging, or a metric of its was at work.
-
-        With it, its standard error; both are 0 where nothing was.
+        """Share of a function's time in which it logged or used a metric, and its standard error.
 
         Args:
             phases: only samples in these; ``None`` means all.
-            outside_modules: only what no module was called for.
+            outside_modules: leave out logging inside module calls.
         """
-        return _share_of(
+        return _share_and_error(
             self._calls_of(file, function_line, phases),
             lambda at: self._is_logging(at) and not (outside_modules and at.is_in_module),
         )
@@ -430,23 +421,23 @@ class HotLines(Record, frozen=True, kw_only=True):
     def gradient_share(
         self, file: str, function_line: int, *, phases: Collection[str] | None = None
     ) -> tuple[float, float]:
-        """Share of a function's time in which autograd computed gradients for it, and no module ran.
+        """Share of a function's time in autograd, outside modules, and its standard error.
 
-        With it, its standard error; both are 0 where nothing did. Arguments as of :meth:`logging_share`.
+        Arguments as in :meth:`logging_share`.
         """
-        return _share_of(
+        return _share_and_error(
             self._calls_of(file, function_line, phases),
             lambda at: at.is_in_gradients and not at.is_in_module and not self._is_logging(at),
         )
 
     def most_at_lines(self, phase: str) -> Callable[[str | None, int | None], float] | None:
-        """The largest share of a phase that samples allow for a line, as a function of its place.
+        """Return a function from a line's place to the largest share of a phase that the samples allow it.
 
-        A place of ``None`` is what runs without a line of the user's. It is the upper end of Wilson's
-        interval of two standard errors.
+        A place of ``None`` is code that runs without a line of the user's. The bound is the upper end of
+        Wilson's interval at two standard errors.
 
         Returns:
-            ``None`` where the phase has fewer than 20 samples.
+            ``None`` if the phase has fewer than 20 samples.
         """
         shares: Counter[tuple[str | None, int | None]] = Counter()
         samples = 0
@@ -467,19 +458,18 @@ class HotLines(Record, frozen=True, kw_only=True):
         return most
 
     def top(self, limit: int) -> tuple[TopLine, ...]:
-        """The lines that most time is spent at, by phase, longest first.
+        """The slowest lines by phase, longest first.
 
-        Each sample counts for the innermost line of the user's on its stack, and for none if there is no
-        such line.
+        Each sample counts for the user's innermost line on its stack, if any.
 
         The standard error of a share p is sqrt(p (1 - p) / n) over all n samples, as if these were
-        independent and stood for equal times. They are not quite (see the class), so it is a little small.
+        independent and stood for equal times. They aren't quite (see the class), so it's slightly too small.
         """
         return tuple(islice(self._ranked(by_phase=True), limit))
 
     @property
     def lines(self) -> tuple[TopLine, ...]:
-        """All such lines, each with all its phases together, longest first."""
+        """All such lines over all phases, longest first."""
         return tuple(self._ranked(by_phase=False))
 
     def _ranked(self, *, by_phase: bool) -> Iterator[TopLine]:
@@ -543,7 +533,6 @@ def hot_lines(samples: StackSamples | None) -> HotLines:
 
 
 def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
-    """The line with most time, if enough of the whole is there."""
     if not lines:
         return None
     hottest = max(lines, key=lambda ats: _sum(at.tally for at in ats).time_ns)
@@ -557,7 +546,7 @@ def _hottest(lines: list[list[_At]], whole: _Count) -> HotLine | None:
 def _outermost(
     paths: Iterable[tuple[Sequence[StackFrame], _Count]], libraries: Collection[str] = ()
 ) -> list[_At]:
-    """Of each stack its outermost line of the user's, or of these libraries; those without are left out."""
+    """The outermost line of the user's, or of these libraries, on each stack that has one."""
     found = []
     for path, tally in paths:
         own = (number for number, one in enumerate(path) if one.is_users or one.package in libraries)
@@ -568,7 +557,7 @@ def _outermost(
 
 
 def _fewest(calls: Sequence[_At], whole: _Count) -> tuple[HotLine, ...]:
-    """The lines with most time until they hold half of the whole; nothing if all of them do not."""
+    """The slowest lines that reach half of the whole; empty if all of them don't."""
     lines = [(ats, _sum(at.tally for at in ats)) for ats in _grouped((_line_of(at), at) for at in calls)]
     lines.sort(key=lambda line: -line[1].time_ns)
     found: list[HotLine] = []
@@ -586,7 +575,7 @@ def _line_of(at: _At) -> tuple[str, int]:
 
 
 def _innermost(hottest: Sequence[_At], count: _Count) -> HotLine | None:
-    """From one line down the user's frames, while one of them holds at least half of the line's time."""
+    """Innermost line of the user's below ``hottest`` that still holds at least half of its time."""
     found: HotLine | None = None
     begin = hottest[0].frame
     paths = [([frame for frame in at.inner if frame.is_users], at.tally) for at in hottest]
@@ -622,8 +611,7 @@ def _hot_line(frame: StackFrame, count: _Count, whole: _Count, inner: HotLine | 
     )
 
 
-def _share_of(calls: Sequence[_At], is_wanted: Callable[[_At], bool]) -> tuple[float, float]:
-    """Share of the time of some calls, and its standard error."""
+def _share_and_error(calls: Sequence[_At], is_wanted: Callable[[_At], bool]) -> tuple[float, float]:
     whole = _sum(at.tally for at in calls)
     wanted = _sum(at.tally for at in calls if is_wanted(at))
     share = wanted.time_ns / whole.time_ns if whole.time_ns else 0.0
@@ -653,17 +641,17 @@ _NOT_HOOKS_OF_ANYBODY: Final = ("torch", "lightning", "pytorch_lightning", "ligh
 
 
 def layer_hooks(hot: HotLines) -> FoundCalls:
-    """The time in such hooks in Forward and Backward, without the modules that they call.
+    """Time in module and tensor hooks in Forward and Backward, without the modules that they call.
 
     Caveats:
-        On a device, hooks of a backward run in a thread of torch's own, of which nothing is seen.
+        On a device, backward hooks run in one of torch's own threads, which isn't sampled.
     """
     calls = {hot.samples.frames[number] for number in hot.samples.hook_calls}
     return hot.found_by(lambda path: _hook(path, calls), _PHASES)
 
 
 def _hook(path: Sequence[StackFrame], calls: set[StackFrame]) -> int | None:
-    """Where the innermost hook is on a stack; ``None`` where there is none, or it has called a module."""
+    """Position of the innermost hook on a stack; ``None`` without one, or if it has called a module."""
     for position in range(len(path) - 1, 0, -1):
         frame = path[position]
         if path[position - 1] in calls and frame.python_module.partition(".")[0] not in _NOT_HOOKS_OF_ANYBODY:

@@ -1,4 +1,4 @@
-"""What some of a step's operators take: in forward by samples, in backward by the inspected step."""
+"""Time of some of a step's operators: forward from samples, backward from the inspected step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.run.sites import LineCount, StepSites
 
 LEAST_OPERATOR_NS: Final = 5_000
-"""What the host needs for calling any operator."""
+"""Host time that calling any operator takes."""
 
 _MOST_BACKWARD: Final = 3
-"""Backward of an operator takes at most so many times its forward.
+"""Backward of an operator takes at most this many times its forward.
 
-A product's is two products of the same size. The inspected step is only one, where a pause may have come
-between."""
+A matrix product's backward is two products of the same size. The bound is needed because the inspected step
+is only one, and a pause may have interrupted it."""
 
 
 class OperatorTime(NamedTuple):
-    """Per step of the loop, by the host's clock.
+    """Operator time per step of the loop, by the host's clock.
 
     Attributes:
-        forward_ns, error_ns: with its standard error.
-        backward_ns: at most.
-        samples: that say so.
-        lines: with such operators in forward, most time first.
+        forward_ns, error_ns: mean and its standard error.
+        backward_ns: upper bound.
+        samples: samples behind these times.
+        lines: lines with such operators in forward, most time first.
     """
 
     forward_ns: float
@@ -44,7 +44,7 @@ class OperatorTime(NamedTuple):
 
     @property
     def least_ns(self) -> float:
-        """The same for two standard errors less."""
+        """``whole_ns`` at two standard errors below ``forward_ns``."""
         share = max(0.0, 1 - 2 * self.error_ns / self.forward_ns) if self.forward_ns else 0.0
         return share * self.whole_ns
 
@@ -57,10 +57,10 @@ def operator_time(
     hot: HotLines,
     costs: StepCosts,
 ) -> OperatorTime:
-    """The time of some operators of the user's lines, without those of logging.
+    """Time of some operators of the user's lines, without logging.
 
     Args:
-        part_of: of what a line ran in one phase and module, which part of its time is theirs, 0..1.
+        part_of: the operators' part of a line's time in one phase and module, 0..1.
         sites: of the inspected step.
     """
     own: Counter[tuple[str | None, int | None]] = Counter()

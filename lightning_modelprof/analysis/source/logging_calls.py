@@ -1,4 +1,4 @@
-"""The user's lines that log values, call loggers or let metrics work, and the time below them."""
+"""The user's lines that log values, call loggers or use metrics, and their time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ FORWARD: Final = "forward"
 UPDATE: Final = "update"
 COMPUTE: Final = "compute"
 RANKS: Final = "ranks"
-"""Waiting for other ranks, in whichever call."""
+"""Waiting for other ranks, in any call."""
 
 _STEP: Final = ("forward", "backward", "optimizer")
 
 
 class LoggingLine(Place, frozen=True, kw_only=True):
-    """One line of the user's that logs, or calls a metric.
+    """One line of the user's that logs or calls a metric.
 
     Attributes:
-        kind: what most of its time goes into: ``LOG`` for ``self.log`` and ``self.log_dict``; ``LOGGER`` for
-            what is called of a logger; ``FORWARD``, ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
-        logs: what the source says of it; ``None`` if that is not known.
+        kind: where most of its time goes: ``LOG`` for ``self.log`` and ``self.log_dict``; ``LOGGER`` for
+            calls of a logger; ``FORWARD``, ``UPDATE``, ``COMPUTE`` for calls of a metric; ``RANKS``.
+        logs: the call in the source; ``None`` if unknown.
         share: of all sampled time, 0..1.
     """
 
@@ -39,12 +39,12 @@ class LoggingLine(Place, frozen=True, kw_only=True):
 
 
 class LoggingCalls(Record, frozen=True, kw_only=True):
-    """All samples below such calls, but not where ranks meet inside a library, or a loss is computed.
+    """All samples below logging calls, except where ranks meet inside a library, or a loss is computed.
 
     Attributes:
         lines: longest first.
         share: of all sampled time, 0..1.
-        share_in_step: the part of it in the model's own phases, which no rule about another phase speaks of.
+        share_in_step: the part in the model's own phases, which no other phase's rule covers.
     """
 
     lines: tuple[LoggingLine, ...]
@@ -66,7 +66,7 @@ def logging_calls(hot: HotLines) -> LoggingCalls:
         caller, first = begins
         kind = _kind(frames[first:])
         if kind == RANKS and any(frame.package for frame in frames[caller:first]):
-            continue  # in a library, where the user cannot change it
+            continue  # in a library, where the user can't change it
         times.setdefault(frames[caller], Counter())[kind] += stack.time_ns
         samples[frames[caller]] += stack.samples
         in_step_ns += stack.time_ns * (stack.phase in _STEP)
@@ -93,12 +93,11 @@ def logging_calls(hot: HotLines) -> LoggingCalls:
 
 
 def _kind(frames: list[StackFrame]) -> str:
-    """What the frames from the first one that logs on are doing."""
     if any(frame.python_module.startswith(COLLECTIVES) for frame in frames):
         return RANKS
     kind = frames[0].logging_kind
     if kind in (LOG, LOGGER, FORWARD, UPDATE, COMPUTE):
         return kind
-    # The wrapper around update and compute: its own name tells which, from Python 3.11 on.
+    # The wrapper around update and compute; from Python 3.11, its own name tells which one it wraps.
     names = [frame.function for frame in frames[:2]]
     return COMPUTE if "_wrap_compute" in names[0] or names[-1].endswith(COMPUTE) else UPDATE

@@ -1,4 +1,4 @@
-"""Source lines: what each line of the user's runs in a step, and how much of the time it takes."""
+"""Source lines: what each of the user's lines runs per step, and its share of the time."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ from lightning_modelprof.run.stacks import StackFrame
 class SourceLine(Place, frozen=True, kw_only=True):
     """One line of the user's.
 
-    What it runs is of the one inspected step, and of a line that ran no operator there 0; ``None`` when no
-    step was inspected.
+    Counts are from the one inspected step, and 0 for a line that ran no operator there; ``None`` when no step
+    was inspected.
 
     Attributes:
-        module: of several the first that ran it.
+        module: the first one that ran it.
         operators: that it ran itself, without views.
         backward_operators: that backward ran for it, without views.
-        waits: how often a value was read, or how many values there are; on a device the host waits for it.
+        waits: values, or numbers of values, that Python needed; on a device, the host waits for each.
         copies: between the host and a device.
-        host_tensors: tensors made of Python numbers or NumPy arrays.
-        num_bytes: of these copies and tensors; ``None`` where one of them is not known.
+        host_tensors: tensors made from Python numbers or NumPy arrays.
+        num_bytes: of these copies and tensors; ``None`` if any is unknown.
         share: of all sampled time of the training thread; ``None`` without samples.
         function_line: first line of the function; ``None`` for a line that was only sampled.
-        by_module: paths of all modules in which it ran operators itself, and how many in each, without those
-            of logging.
-        phases: in which it did, without backward.
-        logging_share, logging_samples: those of its share and samples in which it was logging, or a metric
-            of torchmetrics was at work for it.
-        logging_operators, logging_tensors: those of its operators, and of its copies and host tensors.
-        constant_operators: those of its operators that compute the same in every step.
-        reductions: those that make one number of a trained parameter.
+        by_module: each module's path, and the operators that the line ran itself in it, without logging.
+        phases: in which it ran those, without backward.
+        logging_share, logging_samples: part of its share and samples in which it logged or used a
+            torchmetrics metric.
+        logging_operators, logging_tensors: part of its operators, and of its copies and host tensors.
+        constant_operators: operators that compute the same in every step.
+        reductions: operators that reduce a trained parameter to one number.
     """
 
     file: str
@@ -68,12 +67,12 @@ class SourceLine(Place, frozen=True, kw_only=True):
 
     @property
     def own_operators(self) -> int:
-        """Without those of logging; 0 if not known."""
+        """Without logging; 0 if unknown."""
         return (self.operators or 0) - self.logging_operators
 
     @property
     def own_tensors(self) -> int:
-        """Copies and host tensors without those of logging; 0 if not known."""
+        """Copies and host tensors without logging; 0 if unknown."""
         return (self.copies or 0) + (self.host_tensors or 0) - self.logging_tensors
 
 
@@ -97,7 +96,7 @@ class _LineSums:
 
 
 def source_lines(sites: StepSites | None, hot: HotLines | None) -> tuple[SourceLine, ...]:
-    """All lines that run operators or take time: most time first, then most waits, copies and operators."""
+    """All lines that run operators or take time, sorted by time, then by waits, copies and operators."""
     if sites is None and hot is None:
         raise NotMeasured(
             'no step was inspected (set flops=True) and nothing was sampled (set inspect={"sampling": True})'
@@ -187,7 +186,7 @@ _MIN_SAMPLES: Final = 3
 
 
 _TRANSFORMS: Final = ("transform", "augment")
-"""What modules of libraries that change samples have in their names."""
+"""Markers in the module names of libraries that transform samples."""
 
 
 _Path = tuple[list[StackFrame], int, int]
@@ -202,18 +201,18 @@ def costly_call(
     line: int | None = None,
     function_line: int | None = None,
 ) -> HotLine | None:
-    """The function below a line, or a function, in which most of its time is spent, however deep.
+    """The deepest function that holds most of the time of a line or function above it.
 
-    It is the user's, or a transform of a library; without either the deepest function of any library but
-    torch, Lightning, NumPy and Python's own. Its ``share`` is of the time of the line.
+    It's the user's, or a library's transform; without either, any library's except torch, Lightning, NumPy
+    and the standard library. Its ``share`` is of the line's time.
 
     Args:
         phases: whose samples count.
-        line: the line; ``None`` means any line of the function.
+        line: ``None`` means any line of the function.
         function_line: first line of the function, if ``line`` is ``None``.
 
     Returns:
-        ``None`` if nothing below takes half of its time, or there are fewer than 3 samples.
+        ``None`` if no function below holds half of the time, or there are fewer than 3 samples.
     """
     paths: list[_Path] = []
     for stack in hot.samples.stacks:
@@ -233,12 +232,12 @@ def costly_call(
 
 
 def _is_named(frame: StackFrame) -> bool:
-    """Whether it is a library's function that has a name of its own, so no comprehension."""
+    """Whether it's a named function of a library, not a comprehension."""
     return bool(frame.package) and not frame.function.endswith(">")
 
 
 def _is_telling(frame: StackFrame) -> bool:
-    """Whether a name says what is done: the user's own, or a method of a transform."""
+    """Whether the name is informative: the user's own, or a method of a transform."""
     if frame.is_users:
         return True
     is_method = "." in frame.function.rpartition("<locals>.")[2] or frame.function == "__call__"
@@ -248,7 +247,7 @@ def _is_telling(frame: StackFrame) -> bool:
 
 
 def _deepest(paths: Sequence[_Path], is_of_interest: Callable[[StackFrame], bool]) -> HotLine | None:
-    """Down the calls of interest, as long as one function holds half of the whole time."""
+    """Follow calls of interest down while one function holds half of the whole time."""
     whole_ns = sum(time_ns for _, _, time_ns in paths)
     left = [([one for one in path if is_of_interest(one)], samples, ns) for path, samples, ns in paths]
     found: HotLine | None = None
@@ -272,7 +271,7 @@ def _deepest(paths: Sequence[_Path], is_of_interest: Callable[[StackFrame], bool
 
 
 def _largest(paths: Sequence[_Path], key: Callable[[StackFrame], Hashable]) -> list[_Path]:
-    """The paths whose first frames have the same key, of all such groups that with most time."""
+    """Group paths by their first frame's key and return the group with most time."""
     groups: dict[Hashable, list[_Path]] = {}
     for path in paths:
         groups.setdefault(key(path[0][0]), []).append(path)
@@ -280,7 +279,7 @@ def _largest(paths: Sequence[_Path], key: Callable[[StackFrame], Hashable]) -> l
 
 
 def with_costly_call(hot: HotLines, phases: Collection[str], line: HotLine) -> HotLine:
-    """A line with the costly call below it, unless the user's own code below it is known already."""
+    """Add the costly call below a line, unless the user's own code below it is known already."""
     if line.inner is not None:
         return line
     return replace(line, inner=costly_call(hot, phases, file=line.file, line=line.line))

@@ -1,4 +1,4 @@
-"""Whether making a batch computes or waits, and what the CPUs would allow if workers made the batches."""
+"""Whether making a batch computes or waits, and what the CPUs would allow with more workers."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ _ENOUGH: Final = 7
 
 
 class BatchCpu(Record, frozen=True, kw_only=True):
-    """What batches and steps take of the CPUs.
+    """CPU use of batches and steps.
 
     Attributes:
-        computing: share of the time that making a batch takes in which it runs on a CPU, or is ready to; in
-            the training thread or in the workers; ``None`` if it cannot be told.
-        batch_ns: CPU time of one batch; ``None`` likewise.
-        rest_ns: CPU time of the rest of a step, all threads of the process together.
-        thread_share: CPU time of the training thread in the rest of a step, of the time of the whole step.
-        free_cpus: CPUs that this process and its workers had or could have had, on average over the loop:
-            those that nobody else used; ``None`` if nobody counts that.
-        ready: share of fetches whose batch a worker had made before; ``None`` where fewer than seven were
-            looked at, or where workers make none.
-        depths: of these fetches, the share that found 0, 1, 2 ... batches made; empty likewise.
+        computing: share of the batch-making time, in the training thread or the workers, that runs on a CPU
+            or is ready to; ``None`` if unknown.
+        batch_ns: CPU time per batch; ``None`` if unknown.
+        rest_ns: CPU time of the rest of a step, over all threads of the process.
+        thread_share: CPU time of the training thread in the rest of a step, as a share of the whole step.
+        free_cpus: CPUs that this process and its workers used or could have used, averaged over the loop;
+            ``None`` if unknown.
+        ready: share of fetches whose batch a worker had ready; ``None`` if fewer than seven were sampled, or
+            without workers.
+        depths: share of these fetches that found 0, 1, 2 ... batches ready; empty where ``ready`` is
+            ``None``.
     """
 
     computing: float | None
@@ -43,25 +44,25 @@ class BatchCpu(Record, frozen=True, kw_only=True):
 
     @property
     def is_computing(self) -> bool | None:
-        """Whether making a batch takes a CPU most of the time; ``None`` if it cannot be told."""
+        """Whether making a batch takes mostly CPU time; ``None`` if unknown."""
         return None if self.computing is None else self.computing >= _MOSTLY
 
     @property
     def workers_keep_up(self) -> bool:
-        """Whether batches are there before they are fetched, but for one in ten at most."""
+        """Whether at least nine in ten batches are ready before they're fetched."""
         return self.ready is not None and self.ready >= _NEARLY_ALWAYS
 
     def idle_cpus(self, step_ns: float) -> int | None:
-        """Whole CPUs that neither this training, its workers nor anybody else uses; ``None`` if unknown."""
+        """Whole CPUs that nothing uses, neither this training nor other processes; ``None`` if unknown."""
         if self.free_cpus is None or step_ns <= 0:
             return None
         return max(0, round(self.free_cpus - (self.rest_ns + (self.batch_ns or 0.0)) / step_ns))
 
     def least_step_ns(self, rest_ns: float) -> float | None:
-        """The shortest step that the CPUs allow when workers make the batches; ``None`` if it cannot be told.
+        """Shortest step time that the CPUs allow with workers; ``None`` if unknown.
 
-        Where batches compute, a step and its batch take their CPU time from no more CPUs than are free.
-        Where they wait, they take none from the rest of the step.
+        If batches compute, a step and its batch share the CPU time of the free CPUs. If they wait, they take
+        none from the rest of the step.
 
         Args:
             rest_ns: wall time of a step without the wait for its batch.
@@ -80,12 +81,12 @@ def batch_cpu(
     usable_cpus: int | None,
     cpu_wait_share: float | None,
 ) -> BatchCpu:
-    """What follows from the CPU times of some steps.
+    """Derive CPU use from the CPU times of some steps.
 
     Args:
-        num_workers: of the dataloader; ``None`` if it has none that are torch's.
-        usable_cpus: that the process may use; ``None`` if unknown.
-        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.
+        num_workers: of the dataloader; ``None`` if it has no torch workers.
+        usable_cpus: CPUs that the process may use; ``None`` if unknown.
+        cpu_wait_share: share of the loop in which the training thread was ready to run but had no CPU.
     """
     if use is None or use.num_steps <= 0 or use.steps_ns <= 0 or use.loop_ns <= 0:
         raise NotMeasured("no step's CPU time was read")
@@ -99,7 +100,7 @@ def batch_cpu(
     if min(*times_ns, use.workers_ns or 0) < 0:
         raise NotMeasured("a clock was set back")
     rest_ns = use.rest_process_ns / use.num_steps
-    # Whoever waits for a CPU is about to compute: of the time that a thread is ready, so much it gets one.
+    # A thread that waits for a CPU is about to compute: this is the share of its ready time with a CPU.
     thread = (use.fetches_thread_ns + use.rest_thread_ns) / use.steps_ns
     granted = thread / (thread + max(0.0, cpu_wait_share or 0.0)) if thread > 0 else 1.0
     computing: float | None = None
@@ -123,7 +124,7 @@ def batch_cpu(
 
 
 def _free_cpus(use: CpuUse, usable_cpus: int | None) -> float | None:
-    """CPUs that nobody else used, on average; never fewer than this process and its workers used."""
+    """CPUs without other processes' load, on average; at least what this process and its workers used."""
     if use.busy_ns is None or use.cpus_ns is None or usable_cpus is None:
         return None
     ours_ns = use.process_ns + (use.workers_ns or 0)

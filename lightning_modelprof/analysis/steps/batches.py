@@ -1,4 +1,4 @@
-"""What of a step does not depend on its batch, from batches of several sizes or from the work of one."""
+"""Fixed cost per step, from batches of several sizes or from the work of one."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from lightning_modelprof.run.phases import PHASE_INDEX
 from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, StepTimings
 
 MIN_OTHER: Final = 4
-"""Steps of other sizes that a fit needs; fewer than these could be far off by chance in one fit of twenty."""
+"""Steps of other sizes that a fit needs; with fewer, one fit in twenty could be far off by chance."""
 
 
 MIN_RANGE: Final = 1.25
-"""The largest size over the smallest: from sizes nearer to each other nothing follows for twice the size."""
+"""Smallest ratio of largest to smallest size that allows predicting twice the size."""
 
 
 _MOST: Final = 200
-"""Steps of the usual size, and as many of others, that are compared at most: pairs are many."""
+"""Steps of the usual size, and as many of others, that are compared at most, since pairs grow fast."""
 
 
 _SLOW_FLOPS_PER_S: Final = 4e9
 
 
 _SLOW_BYTES_PER_S: Final = 2e9
-"""What any CPU that torch trains on does. Source: a Raspberry Pi 4 has some 8 GFLOP/s of float32 in matrix
-products on one core, and copies 2 to 4 GB/s."""
+"""Within reach of any CPU that torch trains on. Source: a Raspberry Pi 4 does about 8 GFLOP/s of float32
+matrix products on one core, and copies 2 to 4 GB/s."""
 
 
 _OPERATOR_NS: Final = 30_000
-"""What calling an operator takes at most. Source: 5 to 10 us in torch, as much in Python around it and in
-autograd; the rest is for slow machines."""
+"""Upper bound for calling an operator. Source: 5 to 10 µs in torch, as much in the Python around it and
+in autograd; the rest is for slow machines."""
 
 
 _MODEL: Final = ("transfer", "forward", "backward")
@@ -52,18 +52,18 @@ _AFTER_VALIDATION: Final = int(NOT_CLEAN & ~StepTag.VALIDATION)
 
 
 class BatchScaling(Record, frozen=True, kw_only=True):
-    """What of a step does not depend on its batch.
+    """Fixed part of a step.
 
     Attributes:
         num_samples: in a usual batch.
-        sizes: the smallest and the largest batch that were compared.
-        num_other: steps of other sizes that were compared.
-        phases: what was compared; all other time counts as if it grew with the batch.
+        sizes: smallest and largest batch compared.
+        num_other: compared steps of other sizes.
+        phases: phases compared; all other time counts as if it grew with the batch.
         step_ns: median of the clean steps of the usual size.
-        compared_ns: of it, in ``phases``.
-        per_sample_ns: that each further sample adds (Theil-Sen).
-        fixed_ns: of ``compared_ns``, what is the same for any batch.
-        least_fixed_ns, most_fixed_ns: 95 % interval of ``fixed_ns``.
+        compared_ns: part of it in ``phases``.
+        per_sample_ns: time that each further sample adds (Theil-Sen).
+        fixed_ns: part of ``compared_ns`` that is the same for any batch.
+        least_fixed_ns, most_fixed_ns: 95% interval of ``fixed_ns``.
     """
 
     num_samples: int
@@ -80,15 +80,15 @@ class BatchScaling(Record, frozen=True, kw_only=True):
     def with_twice(self, fixed_ns: float) -> float:
         """Time of an epoch's steps with batches twice as large, as a share of their time now.
 
-        Half as many steps, each of which takes the fixed part once and all else twice.
+        There are half as many steps, each with the fixed part once and everything else twice.
         """
         return 1 - fixed_ns / (2 * self.step_ns)
 
     @property
     def most_with_twice(self) -> float:
-        """The same if what a sample adds grows with the batch, as in a loss over all pairs.
+        """The same if a sample's cost grows with the batch, as in a loss over all pairs.
 
-        Needs steps of other sizes. What was not compared doubles.
+        Needs steps of other sizes. Time that wasn't compared doubles.
         """
         usual, (smallest, largest) = self.num_samples, self.sizes
         other = smallest if smallest < usual else largest
@@ -98,11 +98,11 @@ class BatchScaling(Record, frozen=True, kw_only=True):
 
 
 def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling:
-    """Compare the steps of other sizes with those of the usual one.
+    """Compare steps of other batch sizes with those of the usual one.
 
     Args:
-        steps: the finished steps, or those of them that were kept.
-        sizes: of the batches; ``None`` if nobody asked for them.
+        steps: the finished steps, or the saved ones.
+        sizes: of the batches; ``None`` if not recorded.
     """
     if sizes is not None and not _only_samples_vary(sizes):
         raise NotMeasured("batches differ in more than their sample count")
@@ -113,7 +113,7 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling:
     numbers, counts = np.unique(clean.samples, return_counts=True)
     usual = int(numbers[counts.argmax()])
     is_clean = (counted.tags & int(NOT_CLEAN)) == 0
-    # The first step of a size makes what later ones of that size find ready.
+    # The first step of a size does one-time work for later ones.
     is_other = (counted.samples != usual) & ~_is_first(counted.samples)
     if int(is_other.sum()) < MIN_OTHER:
         raise NotMeasured(
@@ -122,7 +122,7 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling:
             " smaller last batch occurs more often)"
         )
     are_clean = int((is_other & is_clean).sum()) >= MIN_OTHER
-    if are_clean:  # else what is around the model may be the validation's
+    if are_clean:  # otherwise time around the model may be the validation's
         is_other &= is_clean
     phases = _phases(counted, has_all=are_clean)
     if not phases:
@@ -154,20 +154,20 @@ def batch_scaling(steps: StepTimings, sizes: BatchSizes | None) -> BatchScaling:
 
 
 def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: int) -> BatchScaling:
-    """What of a step cannot depend on its batch, as its batch's work is too little to take so long.
+    """Part of a step that can't depend on its batch, since the batch's work is too little to take so long.
 
     Any CPU that torch trains on does the FLOPs and moves the bytes of one step at the rates of a slow one, or
-    faster. What forward and backward take beyond that is the price of calling operators, whose number does
-    not depend on the batch; where it is too much for that, Python code of another kind takes it, which may.
+    faster. The rest of forward and backward is the cost of calling operators, whose number doesn't depend on
+    the batch. If the rest is too long for that, other Python code takes it, which may depend on the batch.
 
     Args:
-        steps: the finished steps, or those of them that were kept.
-        operators: that ran in one step.
-        flops: of forward and backward in one step.
+        steps: the finished steps, or the saved ones.
+        operators: calls per step.
+        flops: of forward and backward per step.
         num_bytes: that the operators of forward and backward read and write.
 
     Returns:
-        With ``fixed_ns`` the least that it can be.
+        ``fixed_ns`` is the lower bound.
     """
     clean = steps.clean()
     counted = clean.select(clean.samples > 0)
@@ -195,7 +195,7 @@ def fixed_by_work(steps: StepTimings, *, operators: int, flops: int, num_bytes: 
 
 
 def _is_comparable(steps: StepTimings) -> NDArray[np.bool_]:
-    """A validation runs when the model's work of a step is done: what comes before is that of any step."""
+    """Steps whose model phases are typical; a validation is fine, as it runs after the model's work."""
     comparable: NDArray[np.bool_] = (steps.tags & _AFTER_VALIDATION) == 0
     return comparable
 
@@ -207,9 +207,9 @@ def _is_first(samples: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _phases(steps: StepTimings, *, has_all: bool) -> tuple[str, ...]:
-    """What can be compared; empty without the model's own phases.
+    """Phases that can be compared; empty without the model's own phases.
 
-    Where gradients are accumulated, the optimizer's work is in some steps only.
+    With accumulated gradients, only some steps have the optimizer's work.
     """
     always_steps = not (steps.tags & int(StepTag.NO_OPTIMIZER_STEP)).any()
     wanted = (*_MODEL, *(_UPDATE if always_steps else ()), *(_AROUND if has_all else ()))
@@ -218,7 +218,6 @@ def _phases(steps: StepTimings, *, has_all: bool) -> tuple[str, ...]:
 
 
 def _thinned(at: NDArray[np.intp]) -> NDArray[np.intp]:
-    """So many of them at most, spread evenly."""
     if len(at) <= _MOST:
         return at
     thinned: NDArray[np.intp] = at[np.linspace(0, len(at) - 1, _MOST).round().astype(np.intp)]
@@ -226,7 +225,7 @@ def _thinned(at: NDArray[np.intp]) -> NDArray[np.intp]:
 
 
 def _only_samples_vary(sizes: BatchSizes) -> bool:
-    """Whether all dimensions that vary do so together, as those that count samples do."""
+    """Whether all varying dimensions vary in proportion, as sample counts do."""
     if sizes.num_rounded or not sizes.shapes:
         return False
     if len({tuple(map(len, shapes)) for shapes in sizes.shapes}) > 1:
@@ -235,5 +234,5 @@ def _only_samples_vary(sizes: BatchSizes) -> bool:
     varying = table[:, np.ptp(table, axis=0) > 0] if table.size else table
     if not varying.size:
         return True
-    # Proportional: a : b is the same in each size.
+    # Proportional: the ratio a : b is the same for each size.
     return bool((varying * varying[0, 0] == varying[:, :1] * varying[0]).all())

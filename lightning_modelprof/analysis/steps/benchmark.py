@@ -1,4 +1,4 @@
-"""The benchmark: reader_cost, batch_cost, ips and Reader Ratio over one and the same set of steps."""
+"""The benchmark: reader_cost, batch_cost, ips and Reader Ratio over the same steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ PERCENTILES: Final = (50, 90, 99)
 class Statistics(Record, frozen=True, kw_only=True):
     """One figure over the clean steps.
 
-    ``avg`` is the figure of the whole set: the mean of a cost, and for a rate or ratio total over total.
-    ``max``, ``min`` and the percentiles (linear interpolation between the two nearest steps) are those of
-    the per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step. It does not
-    assume that steps vary independently: batches of several workers come in bursts, slow steps come in
-    runs. Clean steps count as consecutive, also where steps between them were left out.
+    ``avg`` is the figure of the whole set: the mean of a cost; for a rate or ratio, total over total.
+    ``max``, ``min`` and the percentiles (linear interpolation between the two nearest steps) are of the
+    per-step values. ``standard_error`` is that of ``avg``, ``None`` for a single step. It doesn't assume that
+    steps vary independently: batches of several workers come in bursts, slow steps in runs. Clean steps count
+    as consecutive even if steps between them were left out.
 
-    Of a run with more steps than are kept, ``avg`` is of all clean steps, and so are ``max`` and ``min`` of a
-    cost; all else is of the kept ones, which makes the standard error too large rather than too small.
+    In a run with more steps than are saved, ``avg`` and a cost's ``max`` and ``min`` are over all clean
+    steps; everything else is over the saved ones, which makes the standard error too large rather than too
+    small.
     """
 
     avg: float
@@ -47,12 +48,12 @@ class Benchmark(Record, frozen=True, kw_only=True):
 
     Attributes:
         num_steps: clean steps; every figure below is over exactly these.
-        batch_cost_ns: wall time of a step.
-        reader_cost_ns: time the loop waited for its batch; ``None`` if the phase was not measured.
+        batch_cost_ns: wall time per step.
+        reader_cost_ns: time that the loop waited for its batch; ``None`` if the phase wasn't measured.
         reader_ratio: reader_cost / batch_cost, a fraction; ``None`` as above.
         steps_per_s: ips in steps; ``None`` only if the clock stood still.
-        samples_per_s: ips in what ``samples_fn`` counts; ``None`` when any clean step's count is unknown.
-        samples_per_step: mean number of samples in a step; ``None`` as above.
+        samples_per_s: ips in the unit of ``samples_fn``; ``None`` if any clean step's count is unknown.
+        samples_per_step: mean number of samples per step; ``None`` as above.
     """
 
     num_steps: int
@@ -65,11 +66,11 @@ class Benchmark(Record, frozen=True, kw_only=True):
 
 
 class Averages(Record, frozen=True, kw_only=True):
-    """The averages of :class:`Benchmark` alone, cheap enough to be computed while training runs.
+    """The averages of :class:`Benchmark`, cheap enough to compute during training.
 
     Attributes:
         batch_cost_ns, reader_cost_ns, reader_ratio, steps_per_s, samples_per_s: as ``avg`` there.
-        phases_ns: mean self time of each phase, in PHASES order; ``None`` where it was not measured.
+        phases_ns: mean self time of each phase, in PHASES order; ``None`` if not measured.
     """
 
     num_steps: int
@@ -82,7 +83,7 @@ class Averages(Record, frozen=True, kw_only=True):
 
 
 class Exclusion(Record, frozen=True, kw_only=True):
-    """Steps that the benchmark left out for one reason; a step with several is counted at the first."""
+    """Steps that the benchmark left out for one reason; a step with several counts for the first."""
 
     reason: str
     num_steps: int
@@ -102,11 +103,11 @@ _REASONS: Final = (
 
 
 def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark | None:
-    """The figures of the clean steps; ``None`` when none is clean, or none of the clean ones was kept.
+    """Figures of the clean steps; ``None`` if no step is clean, or no clean one was saved.
 
     Args:
-        steps: the finished steps, or those of them that were kept.
-        totals: over all finished steps; ``None`` when ``steps`` are all.
+        steps: the finished steps, or the saved ones.
+        totals: over all finished steps; ``None`` if ``steps`` is all of them.
     """
     clean = steps.clean()
     if len(clean) == 0:
@@ -116,7 +117,7 @@ def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark
     duration, reader = clean.duration_ns, clean.phases_ns[:, DATALOADER]
     has_reader = bool(whole.measured_phases()[DATALOADER])
     reader_ns, samples = int(whole.total("phases_ns")[DATALOADER]), int(whole.total("samples"))
-    # The totals are exact in integers; only the divisions round.
+    # The totals are exact integers; only the divisions round.
     return Benchmark(
         num_steps=num_steps,
         batch_cost_ns=_cost(
@@ -141,7 +142,7 @@ def benchmark(steps: StepTimings, totals: StepTotals | None = None) -> Benchmark
 
 
 def all_ranks(ranks: Sequence[RankSteps]) -> AllRanks | None:
-    """The figures over the clean steps of several ranks; ``None`` with fewer, or without a clean step."""
+    """Figures over the clean steps of several ranks; ``None`` with fewer, or without a clean step."""
     totals = [one.totals for one in ranks]
     num_steps = sum(map(len, totals))
     if len(ranks) < 2 or not num_steps:
@@ -161,7 +162,7 @@ def all_ranks(ranks: Sequence[RankSteps]) -> AllRanks | None:
 
 
 def averages(totals: StepTotals) -> Averages | None:
-    """Averages over all steps of ``totals``, whether clean or not; ``None`` without a step."""
+    """Averages over all steps of ``totals``, clean or not; ``None`` without a step."""
     num_steps = len(totals)
     if num_steps == 0:
         return None
@@ -185,7 +186,7 @@ def averages(totals: StepTotals) -> Averages | None:
 
 
 def exclusions(totals: StepTotals, loop: LoopKind = FIT) -> tuple[Exclusion, ...]:
-    """Which steps of a loop :func:`benchmark` left out, and why; the counts sum to all that were left out."""
+    """Steps that :func:`benchmark` left out, by reason; the counts sum to all that were left out."""
     left = (totals.tags & int(NOT_CLEAN)) != 0
     found = []
     for tag, reason in _REASONS:
@@ -205,12 +206,12 @@ def _cost(kept: NDArray[np.int64], total: int, most: np.int64, least: np.int64, 
 def _quotient(
     above: NDArray[np.int64], below: NDArray[np.int64], totals: tuple[int, int], scale: float = 1.0
 ) -> Statistics | None:
-    """Statistics of ``scale * above / below`` with the ratio of ``totals`` as its average.
+    """Statistics of ``scale * above / below``, with the ratio of ``totals`` as average.
 
-    Steps that took no time (a clock too coarse to see them) have no ratio of their own. Most and least are
-    those of the kept steps.
+    Steps that took no time (on a coarse clock) have no ratio of their own. ``max`` and ``min`` are those of
+    the saved steps.
 
-    Source: standard error of a ratio of means by the delta method (linearisation), e.g. Cochran,
+    Source: standard error of a ratio of means by the delta method (linearization), e.g. Cochran,
     Sampling Techniques, 3rd ed., section 6.4.
     """
     kept_ns = int(below.sum())
@@ -224,11 +225,11 @@ def _quotient(
 
 
 def standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
-    """Standard error of the mean of a series, from its deviations from that mean; ``None`` for one value.
+    """Standard error of a series' mean, from the deviations from that mean; ``None`` for one value.
 
-    Overlapping batch means: from how far the means of √n consecutive values lie apart follows how far the
-    mean of all n would from run to run, whether neighbours are alike, take turns or are independent. With
-    batches of one value (n < 4) this is the sample deviation over √n.
+    Overlapping batch means: the spread of the means of √n consecutive values shows how much the mean of all n
+    would vary from run to run, whether neighbors are alike, take turns or are independent. With batches of
+    one value (n < 4) this is the sample deviation over √n.
 
     Source: Meketon and Schmeiser, Overlapping Batch Means: Something for Nothing?, Proceedings of the
     Winter Simulation Conference 1984.
@@ -240,7 +241,7 @@ def standard_error(residuals: NDArray[np.floating[Any]]) -> float | None:
     num_batches = n - length + 1
     sums = np.concatenate(([0.0], np.cumsum(residuals)))
     means = (sums[length:] - sums[:-length]) / length
-    # The factor makes the variance unbiased where the steps are independent.
+    # The factor makes the variance unbiased if the steps are independent.
     long_run_variance = n * length / ((n - length) * num_batches) * float((means**2).sum())
     return math.sqrt(long_run_variance / n)
 

@@ -1,4 +1,4 @@
-"""Fetches of the training thread, and the model of a loader's queue that is fed with them."""
+"""Fetches of the training thread, and the queue model of a loader that uses them."""
 
 from __future__ import annotations
 
@@ -25,31 +25,32 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTimings
 from lightning_modelprof.run.workers import LoaderWorkers, WorkerBatches
 
 CHEAP_SAMPLE_NS: Final = 50_000
-"""A sample that takes less is only indexed and joined: reading, decoding or changing one takes more.
+"""A sample below this time is only indexed and collated: reading, decoding or transforming takes longer.
 
-Source: measured with 20,000 rows of 32 numbers in batches of 64 on one CPU: 6.7 us a sample row by row and
-1.9 us by slices of whole batches; with a worker the training thread took 16 us a sample to get its batches.
+Source: measured with 20,000 rows of 32 numbers in batches of 64 on one CPU: 6.7 µs per sample row by row and
+1.9 µs by slices of whole batches; with a worker, the training thread took 16 µs per sample to get its
+batches.
 """
 
 HANDOVER_NS: Final = 500_000
-"""What the training thread takes to get a batch from a worker, where none was seen yet.
+"""Time for the training thread to get a batch from a worker, if none was observed.
 
-Source: less than was measured on a virtual machine with two CPUs, 1.3 ms of CPU time for a batch of one
-tensor, 1.8 for two and 4.6 for eight. No other machine was tried.
+Source: less than measured on a virtual machine with two CPUs: 1.3 ms of CPU time for a batch of one tensor,
+1.8 for two and 4.6 for eight. No other machine was tried.
 """
 
 
 _NEXT_INDICES: Final = ("torch.utils.data.dataloader", "_next_index")
-"""Where torch's DataLoader asks its sampler, or its batch sampler, for the next indices."""
+"""Where torch's DataLoader asks its sampler or batch sampler for the next indices."""
 
 _SHUFFLES: Final = "random"
-"""Python's own module, which draws an index at a time."""
+"""The standard library module that draws one index at a time."""
 
 _MOSTLY: Final = 0.5
 
 
 def sampler_share(hot: HotLines | None) -> float:
-    """Share of the training thread's time in Dataloader that goes to choosing indices."""
+    """Share of the training thread's Dataloader time spent choosing indices."""
     return 0.0 if hot is None else hot.share_in("dataloader", *_NEXT_INDICES)
 
 
@@ -58,11 +59,11 @@ def is_of_sampler(hot: HotLines | None) -> bool:
 
 
 class SamplerCode(NamedTuple):
-    """What takes the time of choosing indices.
+    """The code that chooses indices.
 
     Attributes:
-        function: of the user's or of a library that takes most of it; ``""`` where torch's own samplers do.
-        shuffles: whether most of it goes to Python's ``random``.
+        function: the user's or a library's function that takes most of the time; ``""`` for torch's samplers.
+        shuffles: whether Python's ``random`` takes most of the time.
     """
 
     function: str
@@ -70,10 +71,10 @@ class SamplerCode(NamedTuple):
 
 
 def sampler_code(hot: HotLines | None) -> SamplerCode:
-    """Whose code chooses the indices, from samples of the training thread in Dataloader."""
+    """Find the code that chooses indices, from samples of the training thread in Dataloader."""
     if hot is None:
         return SamplerCode("", shuffles=False)
-    every = hot.found_by(_next_indices, ("dataloader",))
+    every = hot.found_by(_next_indices_position, ("dataloader",))
     own = hot.found_by(lambda path: _below(path, own=True), ("dataloader",))
     if not every.share or own.share < _MOSTLY * every.share:
         return SamplerCode("", shuffles=False)
@@ -85,8 +86,7 @@ def sampler_code(hot: HotLines | None) -> SamplerCode:
     )
 
 
-def _next_indices(path: Sequence[StackFrame]) -> int | None:
-    """Where on a stack the DataLoader asks for indices."""
+def _next_indices_position(path: Sequence[StackFrame]) -> int | None:
     module, function = _NEXT_INDICES
     for number, one in enumerate(path):
         if one.python_module == module and one.function.rpartition(".")[2] == function:
@@ -95,8 +95,8 @@ def _next_indices(path: Sequence[StackFrame]) -> int | None:
 
 
 def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
-    """Where below that the first frame is of the user's or of a library, or else of Python's ``random``."""
-    begin = _next_indices(path)
+    """Position of the first user or library frame below that call, or else of Python's ``random``."""
+    begin = _next_indices_position(path)
     if begin is None:
         return None
     return next(
@@ -110,7 +110,7 @@ def _below(path: Sequence[StackFrame], *, own: bool) -> int | None:
 
 
 def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
-    """Whether what a batch takes is indexing and joining rows that are in memory, and no work on samples."""
+    """Whether a batch only takes indexing and collating rows in memory, without work on samples."""
     return (
         loader.num_workers == 0
         and loader.dataset is not None
@@ -122,14 +122,14 @@ def is_row_by_row(loader: LoaderSetup, wait_ns: float) -> bool:
 
 
 _LEAST_SHARE: Final = 0.01
-"""Of the steps: where batches take less, no number of workers gains anything that a prediction is worth."""
+"""Least share of the steps that making batches must take for a prediction to be worthwhile."""
 
 
 @fact
 def fetch_queue(facts: Facts) -> LoaderQueue:
-    """What steps would take with workers, where the training process makes its batches itself.
+    """Predicted step time with workers, if the training process makes its batches itself.
 
-    The fetch of a step is then the making of its batch, and the sampled fetches tell how much of it computes.
+    A step's fetch is then the making of its batch, and the sampled fetches show how much of it computes.
     """
     costs, computing, setup = facts.step_costs, facts.batch_cpu.computing, facts.get(Facts.setup)
     loaders = () if setup is None else setup.loaders
@@ -148,7 +148,7 @@ def fetch_queue(facts: Facts) -> LoaderQueue:
     ends_ns = np.cumsum(fetches_ns).tolist()
     batches = WorkerBatches(
         worker=(0,) * len(fetches_ns),
-        index=tuple(range(1, len(fetches_ns) + 1)),  # none is the first of an epoch
+        index=tuple(range(1, len(fetches_ns) + 1)),  # none is an epoch's first
         begin_ns=tuple(end - one for end, one in zip(ends_ns, fetches_ns, strict=True)),
         fetched_ns=tuple(ends_ns),
         ready_ns=tuple(ends_ns),
@@ -159,7 +159,7 @@ def fetch_queue(facts: Facts) -> LoaderQueue:
 
 
 def _clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each clean step whose fetch was seen, the fetch and the rest."""
+    """Fetch and remaining time of each clean step with a measured fetch."""
     clean = steps.clean()
     fetches_ns = clean.phases_ns[:, PHASE_INDEX["dataloader"]]
     is_seen = fetches_ns != NOT_MEASURED
@@ -167,10 +167,10 @@ def _clean_fetches(steps: StepTimings) -> tuple[NDArray[np.int64], NDArray[np.in
 
 
 def queue_of(facts: Facts, record: LoaderWorkers, *, handover_ns: float = ASSUMED_HANDOVER_NS) -> LoaderQueue:
-    """What the model predicts from the batches of a loader and the clean steps of its loop.
+    """Prediction from a loader's batches and the clean steps of its loop.
 
     Args:
-        handover_ns: of a batch, where no hand-over can be told from the steps.
+        handover_ns: per batch, if the steps don't show the hand-over.
     """
     costs, setup = facts.get(Facts.step_costs), facts.get(Facts.setup)
     if costs is None:
@@ -183,14 +183,14 @@ def queue_of(facts: Facts, record: LoaderWorkers, *, handover_ns: float = ASSUME
     batch_cpu = facts.get(Facts.batch_cpu)
     free = None if batch_cpu is None else batch_cpu.free_cpus
     if free is not None and cpus is not None and setup is not None:
-        # Whoever computes beside others gets a share, however much these would take.
+        # A process that competes for CPUs gets its share, however much the others demand.
         free = max(free, cpus / max(2, setup.local_world_size))
     found = loader_queue(
         record.batches,
         num_workers=record.num_workers,
         prefetch_factor=record.prefetch_factor,
         rests_ns=_scaled(rests_ns, max(0.0, step_ns - wait_ns)),
-        waits_ns=_scaled(fetches_ns, wait_ns),  # a device may hide a part of the fetch
+        waits_ns=_scaled(fetches_ns, wait_ns),  # a device may hide part of the fetch
         is_ordered=record.is_ordered,
         cpus=free or cpus,
         num_cpus=cpus,
@@ -202,7 +202,7 @@ def queue_of(facts: Facts, record: LoaderWorkers, *, handover_ns: float = ASSUME
 
 
 def _calibrated(queue: LoaderQueue) -> LoaderQueue:
-    """The same with predictions that are as much longer or shorter as the present step was than predicted."""
+    """Scale the predictions by the present step's measured over predicted time."""
     factor = queue.step_ns / queue.present.step_ns if queue.present.step_ns > 0 else 1.0
 
     def scaled(one: PredictedStep) -> PredictedStep:

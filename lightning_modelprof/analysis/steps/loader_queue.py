@@ -1,7 +1,7 @@
-"""A DataLoader played through: how long a step would take with another number of workers.
+"""Simulate a DataLoader to predict the step time with another number of workers.
 
-Service times are drawn from the measured ones, and so is the rest of a step. No step is shorter than the CPU
-time of a batch and of the rest of the step, divided by the CPUs.
+Service times and the rest of a step are drawn from the measured ones. No step is shorter than the CPU time of
+a batch and of the rest of the step, divided by the CPUs.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _Floats = NDArray[np.floating[Any]]
 
 
 WITHIN: Final = 0.02
-"""How much slower than the best an advised number of workers may be."""
+"""How much slower than the best the advised worker count may be."""
 
 
 FEWEST_BATCHES: Final = 20
-"""From fewer service times nothing is predicted."""
+"""Fewest service times for a prediction."""
 
 
 PREFETCH_FACTORS: Final = (1, 2, 4)
 
 
 WAITING_WORKERS: Final = 8
-"""Workers that are tried at least where making a batch mostly waits, however few CPUs there are."""
+"""Largest worker count to try, at least, if making a batch mostly waits, however few CPUs there are."""
 
 
 _ALL_NUMBERS_TO: Final = 16
@@ -48,7 +48,7 @@ _REPLICATIONS: Final = 32
 
 
 ASSUMED_HANDOVER_NS: Final = 150_000.0
-"""Hand-over of a small batch, where hardly any was ready when it was asked for, so that none was seen."""
+"""Hand-over of a small batch, if too few batches were ready to observe one."""
 
 
 _SEEN: Final = 0.05
@@ -58,11 +58,11 @@ _SURELY: Final = 0.9
 
 
 _LONGEST_TURN_NS: Final = 500_000
-"""A longer gap is one in which the worker, or the machine, did something else."""
+"""In a longer gap, the worker or the machine did something else."""
 
 
 _SHORT_OF_CPUS: Final = 0.05
-"""Share of their time in which workers were ready and had no CPU; beyond it they used all that there are."""
+"""Share of their time that workers were ready without a CPU; beyond it, all CPUs were in use."""
 
 
 _MOSTLY: Final = 0.5
@@ -72,12 +72,12 @@ _SEED: Final = 20_240_717
 
 
 class PredictedStep(Record, frozen=True, kw_only=True):
-    """The mean step with so many workers.
+    """Mean step time with a worker count.
 
     Attributes:
-        workers, prefetch_factor: of the loader; without workers the factor means nothing.
+        workers, prefetch_factor: of the loader; the factor is meaningless without workers.
         step_ns: mean over all replications.
-        low_ns, high_ns: in between are 95 % of the replications' means.
+        low_ns, high_ns: 95% of the replications' means are in between.
     """
 
     workers: int
@@ -92,24 +92,24 @@ class PredictedStep(Record, frozen=True, kw_only=True):
 
 
 class LoaderQueue(Record, frozen=True, kw_only=True):
-    """What a model of the loader predicts.
+    """Predictions of the loader model.
 
     Attributes:
-        num_batches: whose service times were drawn.
-        service_ns: mean time that a worker takes for a batch, as measured, with ``turn_ns``.
-        turn_ns: what lies between two batches when the next index is there already.
-        step_ns: mean step as measured; ``present`` is the same by the model.
-        rest_ns: of that, what is no wait for a batch.
-        handover_ns: of the wait, what passes although the batch is ready.
-        ready: share of the present steps whose batch is ready when they ask for it; 0 without workers.
-        computing: share of the service time that would compute if nobody else needed a CPU.
-        cpus: that the training and its workers may use; ``None`` where that is unknown.
-        present: with the loader's own numbers.
-        best: the shortest step; of equal ones that with the fewest workers.
-        advised: the fewest workers whose step is at most 2 % longer than the best one, with the present
-            prefetch factor where that is enough.
-        order_cost_ns: how much shorter the present step would be if batches came as they are ready; ``None``
-            where they do, and without workers.
+        num_batches: batches whose service times were drawn.
+        service_ns: mean measured time per batch in a worker, with ``turn_ns``.
+        turn_ns: time between two batches when the next index is ready.
+        step_ns: mean measured step time; ``present`` is the model's.
+        rest_ns: part of it without the wait for a batch.
+        handover_ns: part of the wait that remains when the batch is ready.
+        ready: share of present steps whose batch is ready when requested; 0 without workers.
+        computing: share of the service time that would compute without competition for CPUs.
+        cpus: available to the training and its workers; ``None`` if unknown.
+        present: with the loader's current settings.
+        best: shortest step; of equal ones, the one with the fewest workers.
+        advised: fewest workers whose step is at most 2% longer than the best one, with the present prefetch
+            factor if that is enough.
+        order_cost_ns: how much shorter the present step would be with batches delivered as they get ready;
+            ``None`` if they are, and without workers.
     """
 
     num_batches: int
@@ -129,25 +129,25 @@ class LoaderQueue(Record, frozen=True, kw_only=True):
 
     @property
     def gain(self) -> float:
-        """Share of the present step that the advised numbers save; negative where they spare workers only."""
+        """Share of the present step that the advised settings save; negative if they only save workers."""
         return 1 - self.advised.step_ns / self.present.step_ns
 
     @property
     def helps(self) -> bool:
-        """Whether another number of workers, or prefetch factor, makes steps shorter by more than 2 %."""
+        """Whether other settings make steps shorter by more than 2%."""
         return 1 - self.best.step_ns / self.present.step_ns > WITHIN
 
     @property
     def left_ns(self) -> float:
-        """What a step still waits for its batch with the best numbers, and without the hand-over."""
+        """Remaining wait per step with the best settings, without the hand-over."""
         handover_ns = self.handover_ns if self.best.workers else 0.0
         return max(0.0, self.best.step_ns - self.rest_ns - handover_ns)
 
     @property
     def needed_factor(self) -> float | None:
-        """By how much batches would have to get cheaper so that the advised workers are fast enough.
+        """Factor by which batches must get cheaper for the best settings to be fast enough.
 
-        ``None`` where they are.
+        ``None`` if they are.
         """
         factor = self.best.step_ns / self.rest_ns if self.rest_ns else float("inf")
         return factor if self.left_ns > WITHIN * self.best.step_ns else None
@@ -167,21 +167,20 @@ def loader_queue(
     cpu_wait: float | None = None,
     assumed_handover_ns: float = ASSUMED_HANDOVER_NS,
 ) -> LoaderQueue:
-    """Predict the mean step for other numbers of workers and prefetch factors.
+    """Predict the mean step time for other worker counts and prefetch factors.
 
     Args:
-        batches: as measured with the present numbers; without workers what the training thread made.
-        num_workers: the present one.
-        prefetch_factor: likewise; ``None`` without workers.
-        rests_ns: of some steps, the time without the wait for the batch.
-        waits_ns: of these steps, that wait.
-        is_ordered: whether batches are delivered in the order of their indices.
-        cpus: that training and workers may use on average; ``None`` if unknown.
-        num_cpus: up to which numbers of workers are tried; by default ``cpus``.
-        rest_cpu_ns: CPU time of the rest of a step, all threads together.
-        cpu_wait: share of the time of batches in which their workers were ready and had no CPU; ``None`` if
-            unknown.
-        assumed_handover_ns: where no hand-over was seen.
+        batches: measured with the present settings; without workers, those made by the training thread.
+        num_workers: present worker count.
+        prefetch_factor: present factor; ``None`` without workers.
+        rests_ns: time of some steps without the wait for the batch.
+        waits_ns: wait for the batch in these steps.
+        is_ordered: whether batches are delivered in index order.
+        cpus: average CPUs available to training and workers; ``None`` if unknown.
+        num_cpus: largest worker count to try; ``cpus`` by default.
+        rest_cpu_ns: CPU time of the rest of a step, over all threads.
+        cpu_wait: share of the batches' time that their workers lacked a CPU when ready; ``None`` if unknown.
+        assumed_handover_ns: if no hand-over was observed.
     """
     factor = prefetch_factor or 2
     service = _service(batches, num_workers, factor, cpu_wait)
@@ -231,13 +230,13 @@ def loader_queue(
 
 
 class _Service(Record, frozen=True, kw_only=True):
-    """What a worker takes for a batch.
+    """A worker's time per batch.
 
     Attributes:
         times_ns: of each batch, with ``turn_ns``.
-        turn_ns: what lies between two batches when the next index is there already.
-        cpu_ns: of the mean time, what it computes.
-        waited_ns: of the mean time, for how long it is ready to run and has no CPU.
+        turn_ns: time between two batches when the next index is ready.
+        cpu_ns: mean CPU time.
+        waited_ns: mean time in which it's ready to run without a CPU.
     """
 
     times_ns: _Ints
@@ -251,7 +250,7 @@ class _Service(Record, frozen=True, kw_only=True):
 
     @property
     def alone(self) -> float:
-        """The time with a CPU of its own, by the measured one."""
+        """Service time with a dedicated CPU, relative to the measured one."""
         return 1.0 - self.waited_ns / max(1.0, self.mean_ns)
 
     @property
@@ -282,30 +281,29 @@ def _service(batches: WorkerBatches, num_workers: int, factor: int, cpu_wait: fl
 
 
 def _settings(most: int, present: int, factor: int) -> list[tuple[int, int]]:
-    """Numbers of workers and prefetch factors that are tried; without workers the factor means nothing."""
+    """Worker counts and prefetch factors to try; the factor is meaningless without workers."""
     factors = sorted({factor, *PREFETCH_FACTORS})
     numbers = [one for one in _numbers(most, present) if one]
     return [(0, factor), *((workers, each) for workers in numbers for each in factors)]
 
 
 def _advised(found: list[PredictedStep], best: PredictedStep, factor: int) -> PredictedStep:
-    """The fewest workers that are about as fast as the best, with the present factor if that will do."""
     enough = [one for one in found if one.step_ns <= (1 + WITHIN) * best.step_ns]
     return min(enough, key=lambda one: (one.workers, one.prefetch_factor != factor, one.prefetch_factor))
 
 
 def _steady(batches: WorkerBatches, num_workers: int) -> NDArray[np.bool_]:
-    """Without the first batch of each worker in an epoch, which opens files, if there are enough others."""
+    """All but each worker's first batch in an epoch, which opens files, if enough others are left."""
     is_later = ~np.isin(np.asarray(batches.index, np.int64), np.arange(max(1, num_workers)))
     return is_later if int(is_later.sum()) >= FEWEST_BATCHES else np.ones(len(batches), bool)
 
 
 def _turn_ns(batches: WorkerBatches, num_ahead: int, median_ns: float) -> float:
-    """What a worker needs from one batch to the next when it has the next index already.
+    """Time that a worker needs between two batches when the next index is ready.
 
-    At the start of an epoch it has as many as are made ahead; but processes start then, and gaps may be
-    long. No gap is shorter than that time, so the shortest ones bound it. Without such a start it is known
-    only where workers never have to wait, and 0 elsewhere.
+    At the start of an epoch, indices for all prefetched batches are ready; but processes start then, and gaps
+    may be long. No gap is shorter than that time, so the shortest ones bound it. Without such a start, it's
+    known only if workers never have to wait, and 0 otherwise.
     """
     index, worker = np.asarray(batches.index, np.int64), np.asarray(batches.worker, np.int64)
     known: list[int] = []
@@ -328,7 +326,7 @@ def _turn_ns(batches: WorkerBatches, num_ahead: int, median_ns: float) -> float:
 
 
 def _numbers(most: int, present: int) -> list[int]:
-    """Numbers of workers that are tried: all up to 16, then each an eighth more."""
+    """Worker counts to try: all up to 16, then each an eighth larger."""
     numbers = {most, present}
     number = 0
     while number < most:
@@ -338,7 +336,7 @@ def _numbers(most: int, present: int) -> list[int]:
 
 
 class _Draws(Record, frozen=True):
-    """Service times and rests of steps, shape (batches, replications); the first ``warm`` do not count."""
+    """Service times and rests of steps, shape (batches, replications); the first ``warm`` don't count."""
 
     service_ns: _Ints
     rest_ns: _Ints
@@ -346,7 +344,7 @@ class _Draws(Record, frozen=True):
 
     @classmethod
     def of(cls, service_ns: _Ints, rests_ns: _Floats, most: int, most_ahead: int) -> _Draws:
-        """Each replication draws from a sample of its own that is drawn from what was measured."""
+        """Draw each replication from its own resample of the measured times."""
         generator = np.random.default_rng(_SEED)
         warm = 2 * most
         steps = warm + _BATCHES
@@ -365,7 +363,7 @@ def _drawn(values: _Ints, rows: int, generator: np.random.Generator) -> _Ints:
 
 
 def _ready(setting: tuple[int, int], draws: _Draws, is_ordered: bool) -> float:
-    """Share of the steps that find their batch ready, if handing it over takes no time."""
+    """Share of the steps that find their batch ready, if the hand-over takes no time."""
     got_ns = simulate_loader(
         draws.service_ns,
         draws.rest_ns,
@@ -377,18 +375,18 @@ def _ready(setting: tuple[int, int], draws: _Draws, is_ordered: bool) -> float:
 
 
 def _handover_ns(waits_ns: _Floats, ready: float, assumed_ns: float) -> float:
-    """Mean of the shortest waits: by the model about so many as batches were ready were hand-overs."""
+    """Mean of the shortest waits, of which there are about as many as ready batches."""
     shortest_ns = np.sort(waits_ns)[: round(_SURELY * ready * len(waits_ns))]
     return float(shortest_ns.mean()) if ready >= _SEEN and len(shortest_ns) else assumed_ns
 
 
 class _Model(Record, frozen=True, kw_only=True):
-    """What the loader is played with.
+    """Inputs of the simulation.
 
     Attributes:
-        alone: of the drawn service time, what a batch takes.
-        exposed: of that, without workers, what a device does not hide with its work.
-        least_ns: no step with workers is shorter.
+        alone: factor on the drawn service times.
+        exposed: further factor without workers: the part that a device doesn't hide with its work.
+        least_ns: lower bound of a step with workers.
     """
 
     draws: _Draws
@@ -398,7 +396,6 @@ class _Model(Record, frozen=True, kw_only=True):
     least_ns: float
 
     def predict(self, settings: list[tuple[int, int]], *, is_ordered: bool) -> list[PredictedStep]:
-        """The mean step with each pair of a number of workers and a prefetch factor."""
         draws, workers = self.draws, np.array([one for one, _ in settings])
         got_ns = simulate_loader(
             draws.service_ns,
@@ -408,7 +405,7 @@ class _Model(Record, frozen=True, kw_only=True):
             is_ordered=is_ordered,
             factors=self.alone * np.where(workers > 0, 1.0, self.exposed),
         )
-        # Whole rounds of the workers: of equal batches each round's come at once.
+        # Count whole rounds of the workers: with equal batches, each round's arrive together.
         last = len(got_ns) - 1
         rounds = np.minimum(np.maximum(workers, 1), last - draws.warm)
         counted = (last - draws.warm) // rounds * rounds

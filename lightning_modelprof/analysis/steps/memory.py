@@ -1,4 +1,4 @@
-"""How much memory a loop used, whether it keeps growing, and how much of what is reserved nothing uses."""
+"""Memory use of a loop: its growth, and the unused part of reserved memory."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.memory import MemoryPoint, MemoryRecord
 
 LEAST_POINTS: Final = 20
-"""Points that the second half of a curve needs, to say how it grows."""
+"""Points that the second half of a curve needs to fit its growth."""
 
 
 _MOST_GROUPS: Final = 40
-"""Neighbouring points are taken together into at most so many: they depend on each other."""
+"""Neighboring points, which depend on each other, are merged into at most this many groups."""
 
 
 _KINDS: Final = (("anonymous", "anonymous_bytes"), ("rss", "rss_bytes"), ("allocated", "allocated_bytes"))
@@ -29,20 +29,20 @@ _Floats = NDArray[np.floating[Any]]
 
 
 class Growth(Record, frozen=True, kw_only=True):
-    """How one kind of memory grows in the second half of the curve.
+    """Growth of one kind of memory in the second half of the curve.
 
     Attributes:
-        kind: ``anonymous`` (the process's, without what is mapped from files or shared), ``rss`` where that
-            is not known, or ``allocated`` on the device.
+        kind: ``anonymous`` (the process's, without mapped files and shared memory), ``rss`` if that is
+            unknown, or ``allocated`` on the device.
         level_bytes: median of the last quarter.
-        first_step, last_step: between which it was looked at.
+        first_step, last_step: range of the measurements.
         bytes_per_step: Theil-Sen slope.
-        low, high: its 95 % interval.
-        low_without_jump: ``low`` without the largest jump from one level to another: what grows on and on
-            grows without it, too.
-        third, fourth: slopes in the third and in the last quarter of the curve alone.
-        in_epochs: how it grows within epochs, where these are known. If it falls at their ends, the slopes
-            above are of what remains.
+        low, high: its 95% interval.
+        low_without_jump: ``low`` without the largest jump between two levels: continuous growth is still
+            there without it.
+        third, fourth: slopes in the third and last quarter of the curve.
+        in_epochs: growth within epochs, if these are known. If memory falls at their ends, the slopes above
+            are of what remains.
     """
 
     kind: str
@@ -59,18 +59,17 @@ class Growth(Record, frozen=True, kw_only=True):
 
     @property
     def seen_bytes(self) -> float:
-        """By how much it grew from the first of these steps to the last, by its slope."""
+        """Growth from the first of these steps to the last, by the slope."""
         return self.bytes_per_step * (self.last_step - self.first_step)
 
 
 class MemoryUse(Record, frozen=True, kw_only=True):
-    """What is derived from a loop's memory.
+    """Derived figures of a loop's memory.
 
     Attributes:
         growth: of each kind that was measured often enough, the host's first.
-        unused_bytes: by how much the most that was reserved exceeds the most that was allocated; ``None``
-            where torch does not count both.
-        unused_share: that over the most that was reserved; ``None`` likewise.
+        unused_bytes: peak reserved minus peak allocated; ``None`` if torch doesn't count both.
+        unused_share: that over peak reserved; ``None`` as above.
     """
 
     record: MemoryRecord
@@ -80,10 +79,13 @@ class MemoryUse(Record, frozen=True, kw_only=True):
 
 
 def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) -> MemoryUse:
-    """Derive what a loop's memory says; absent in runs of versions that did not look.
+    """Derive figures from a loop's memory.
 
     Args:
-        epoch_starts: steps in which an epoch begins; empty if they are not all known.
+        epoch_starts: first steps of epochs; empty if some are unknown.
+
+    Raises:
+        NotMeasured: for runs of versions that didn't record it.
     """
     if record is None:
         raise NotMeasured("memory wasn't recorded (an older version saved this run)")
@@ -109,10 +111,10 @@ def memory_use(record: MemoryRecord | None, epoch_starts: Sequence[int] = ()) ->
 def grown(
     curve: Sequence[MemoryPoint], attribute: str, kind: str, epoch_starts: Sequence[int] = ()
 ) -> Growth | None:
-    """How one kind of memory grows in the second half of a curve; ``None`` with too few points.
+    """Growth of one kind of memory in the second half of a curve; ``None`` with too few points.
 
-    The first half is warm-up: caches fill, workers start, kernels load. The second half is put into groups of
-    neighbouring points, whose medians are then one point each.
+    The first half is warm-up: caches fill, workers start, kernels load. The points of the second half are
+    grouped with their neighbors, and each group's median is one point.
     """
     points = [(point.step, value) for point in curve if (value := getattr(point, attribute)) is not None]
     if len(points) < 2 * LEAST_POINTS:
@@ -144,11 +146,11 @@ def grown(
 
 
 _JUMP: Final = 3
-"""Neighbouring points whose median is the level before or after a jump."""
+"""Neighboring points whose median is the level before or after a jump."""
 
 
 def _without_jump(sizes: _Floats) -> _Floats:
-    """The curve without the largest rise between the levels before and after a point."""
+    """The curve without its largest rise between the levels before and after a point."""
     numbers = range(_JUMP, len(sizes) - _JUMP + 1)
     rises = [
         float(np.median(sizes[number : number + _JUMP]) - np.median(sizes[number - _JUMP : number]))
@@ -163,27 +165,27 @@ def _without_jump(sizes: _Floats) -> _Floats:
 
 
 _LEAST_POINTS: Final = 4
-"""Points that an epoch needs to count; the halves of an epoch have a slope of their own."""
+"""Points that an epoch needs to count; each half of an epoch has its own slope."""
 
 
 _LEAST_IN_ALL: Final = 20
 
 
 _FALLS: Final = 0.5
-"""Share of what an epoch grows by that has to be gone after it."""
+"""Share of an epoch's growth that must be gone after it."""
 
 
 class EpochGrowth(Record, frozen=True, kw_only=True):
-    """How one kind of memory grows within epochs; every figure compares points of one epoch only.
+    """Growth of one kind of memory within epochs; every figure compares points of the same epoch.
 
     Attributes:
         level_bytes: median over epochs of the highest level.
-        num_epochs: with enough points.
-        num_steps: median length of these in steps.
+        num_epochs: epochs with enough points.
+        num_steps: their median length in steps.
         bytes_per_step: Theil-Sen slope over the pairs of points of the same epoch.
-        low, high: its 95 % interval.
-        first, second: slopes of the first and of the second halves of the epochs alone.
-        fallen_bytes: median over the ends of epochs: the last level before less the first one after.
+        low, high: its 95% interval.
+        first, second: slopes of the first and second halves of the epochs.
+        fallen_bytes: median over the ends of epochs: last level before minus first level after.
     """
 
     level_bytes: float
@@ -202,18 +204,18 @@ class EpochGrowth(Record, frozen=True, kw_only=True):
 
     @property
     def falls(self) -> bool:
-        """Whether it grows in each epoch, surely, and at least half of that is gone after it."""
+        """Whether it significantly grows in each epoch, and at least half of that is gone after it."""
         return self.low > 0 and self.fallen_bytes >= _FALLS * self.grown_bytes
 
 
 def within_epochs(steps: _Floats, sizes: _Floats, starts: Sequence[int]) -> EpochGrowth | None:
-    """How memory grows within epochs; ``None`` with fewer than two epochs that have enough points.
+    """Growth within epochs; ``None`` with fewer than two epochs that have enough points.
 
     Args:
-        steps: shape (n,), rising: where memory was looked at.
+        steps: shape (n,), rising: steps of the measurements.
         sizes: shape (n,), in bytes.
-        starts: the steps in which an epoch begins, rising. Their own points are left out: what an epoch kept
-            is cleared within them, before or after memory was looked at.
+        starts: first steps of epochs, rising. Their own points are left out, since memory kept by an epoch is
+            freed within them, before or after the measurement.
     """
     bounds = np.asarray(starts, float)
     inside = ~np.isin(steps, bounds)
@@ -245,7 +247,7 @@ def within_epochs(steps: _Floats, sizes: _Floats, starts: Sequence[int]) -> Epoc
 def without_growth(
     steps: _Floats, sizes: _Floats, starts: Sequence[int], growth: EpochGrowth
 ) -> tuple[_Floats, _Floats]:
-    """The points without those of the steps in which an epoch begins, less what it grew by in its epoch."""
+    """Points without those of epochs' first steps, minus the growth within their epoch."""
     bounds = np.asarray(starts, float)
     inside = ~np.isin(steps, bounds)
     steps, sizes = steps[inside], sizes[inside]

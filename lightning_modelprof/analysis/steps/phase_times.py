@@ -1,4 +1,4 @@
-"""Where the time of all finished steps went, by phase, and what passed around them."""
+"""Time of all finished steps by phase, and the time around them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class PhaseTime(Record, frozen=True, kw_only=True):
 
     Attributes:
         num_steps: steps in which the phase took any time.
-        total_ns: self time; ``None`` when the phase could not be measured.
+        total_ns: self time; ``None`` if the phase couldn't be measured.
         avg_ns: total over *all* finished steps; ``None`` as above.
         max_ns, min_ns: longest and shortest in one step; ``None`` as above.
         ratio: share of the steps' wall time; ``None`` as above, or without any wall time.
-        device_total_ns: elapsed time on the device's stream over the steps whose device time is known;
-            ``None`` when it is known for none.
-        device_num_steps: how many steps that is.
+        device_total_ns: elapsed time on the device's stream over the steps with a known device time; ``None``
+            without any.
+        device_num_steps: number of those steps.
     """
 
     key: str
@@ -44,7 +44,7 @@ class PhaseTime(Record, frozen=True, kw_only=True):
 
 
 def phase_times(totals: StepTotals) -> tuple[PhaseTime, ...]:
-    """Time by phase, in the order of ``PHASES``; phases without any time are left out."""
+    """Time by phase, in the order of ``PHASES``, without phases that took no time."""
     found: list[PhaseTime] = []
     num_steps, wall_ns = len(totals), int(totals.total("duration_ns"))
     if num_steps == 0:
@@ -84,16 +84,16 @@ _INSPECTED: Final = int(StepTag.INSPECTED)
 
 
 class OwnCost(Record, frozen=True, kw_only=True):
-    """Time of a loop, and after it, that is this profiler's.
+    """Profiler overhead during a loop and after it.
 
     Attributes:
-        work_ns: phase Profiler: windows opened and closed, archives written, looks between steps.
-        recorded_ns: how much longer the steps inside windows took than typical ones, beside that.
-        inspected_ns: the same of the steps in which FLOPs were counted or modules timed.
-        report_wait_ns: for which the training waited for its report after the loop; ``None`` where it wasn't
-            measured, as in runs of earlier versions.
-        helper_cpu_ns: CPU time of the process that packed and analyzed traces beside the training, in no
-            other figure; ``None`` if there was none.
+        work_ns: phase Profiler: opening and closing windows, writing archives, inspections between steps.
+        recorded_ns: how much longer the steps inside windows took than typical ones, in addition.
+        inspected_ns: the same for the steps whose FLOPs were counted or modules timed.
+        report_wait_ns: time that training waited for its report after the loop; ``None`` if not measured, as
+            in runs of earlier versions.
+        helper_cpu_ns: CPU time of the process that packed and analyzed traces during training, in no other
+            figure; ``None`` without one.
         share: of the loop and the wait after it; ``None`` if they took no time.
     """
 
@@ -117,13 +117,13 @@ def own_cost(
     helper_cpu_ns: int | None = None,
     report_wait_ns: int | None = None,
 ) -> OwnCost:
-    """What can be seen of it between the steps and in those that were slowed down.
+    """Measure the visible overhead, between the steps and in those that were slowed down.
 
     Args:
-        outside_ns: time of the loop in no finished step, by phase key.
+        outside_ns: time of the loop outside finished steps, by phase key.
 
-    Caveats: what the clock reads in each step and the sampling thread cost is not seen: without the
-    profiler there would be nothing to compare with (``benchmarks/overhead.py`` does).
+    Caveats: the cost of the clock readings in each step and of the sampling thread is invisible, since there
+    is no run without the profiler to compare with (``benchmarks/overhead.py`` does that).
     """
     usual_ns = costs.typical.wall_ns
     cost = OwnCost(
@@ -139,9 +139,9 @@ def own_cost(
 
 
 def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> float:
-    """Time of the steps with a tag, without the phase Profiler, beyond what as many typical ones take.
+    """Excess time of the steps with a tag over as many typical ones, without the phase Profiler.
 
-    How much longer special steps are through us, and how much through the user, we cannot tell.
+    Special steps are left out, since the user may be the cause.
     """
     some = totals.select(((totals.tags & tags) != 0) & ((totals.tags & (but_tags | SPECIAL)) == 0))
     taken_ns = int(some.total("duration_ns")) - int(some.total("phases_ns")[_PROFILER])
@@ -149,11 +149,11 @@ def _beyond(totals: StepTotals, tags: int, but_tags: int, usual_ns: float) -> fl
 
 
 class OutsideRow(Record, frozen=True, kw_only=True):
-    """One action outside of the loop, and the gap from its end to the next one.
+    """One action outside the loop, and the gap until the next one.
 
     Attributes:
-        is_before: the loop, and not after it.
-        place: the user's method; ``None`` where there is none, or it is not known.
+        is_before: whether it's before the loop, not after it.
+        place: the user's method; ``None`` if there is none or it's unknown.
     """
 
     label: str
@@ -169,11 +169,11 @@ class OutsideRow(Record, frozen=True, kw_only=True):
 
 
 class OutsideTimes(Record, frozen=True, kw_only=True):
-    """What passed around the loop, and in it.
+    """Time around the loop and in it.
 
     Attributes:
-        after_ns: ``None`` where that was not seen.
-        sanity_ns: what the sanity check took; ``None`` where none was seen.
+        after_ns: ``None`` if not measured.
+        sanity_ns: time of the sanity check; ``None`` without one.
     """
 
     rows: tuple[OutsideRow, ...]
@@ -183,7 +183,7 @@ class OutsideTimes(Record, frozen=True, kw_only=True):
     sanity_ns: int | None
 
     def share(self, ns: float) -> float:
-        """Of all that was seen."""
+        """Share of all measured time."""
         return ns / max(self.before_ns + self.loop_ns + (self.after_ns or 0), 1)
 
 
@@ -202,7 +202,7 @@ def outside_times(around: OutsideLoop | None, setup: TrainingSetup | None, loop_
 
 
 def _outside_row(one: ActionTime, is_before: bool, setup: TrainingSetup | None) -> OutsideRow:
-    """The owner without its state: ``[Callback]ModelCheckpoint{...}.on_fit_end`` is of a ModelCheckpoint."""
+    """Strip the owner's state: ``[Callback]ModelCheckpoint{...}.on_fit_end`` is ModelCheckpoint's."""
     owner, _, hook = one.action.rpartition(".")
     kind, _, name = owner[1:].rpartition("]")
     labels = {SANITY_CHECK: "sanity check", REPORT: "this profiler's report"}

@@ -1,9 +1,9 @@
-"""torch's DataLoader played through: when the loop gets each batch.
+"""Simulate torch's DataLoader: when the loop gets each batch.
 
-Each worker has a queue of indices of its own. At first ``prefetch_factor`` indices for each are handed out
-in turn; whenever the loop gets a batch, the next index goes to the next worker. Batches come in the order of
-their indices, or with ``in_order=False`` as they are ready; then the next index goes to the worker whose
-batch it was, as every other one has all that it may have.
+Each worker has its own queue of indices. At first, ``prefetch_factor`` indices per worker are handed out in
+turn; whenever the loop gets a batch, the next index goes to the next worker. Batches are delivered in index
+order, or as they get ready with ``in_order=False``; the next index then goes to the worker that made the
+batch, since every other one has its full quota.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ def simulate_loader(
     is_ordered: bool = True,
     factors: _Floats | None = None,
 ) -> _Ints:
-    """When the loop gets each batch, if it asks for the first one at 0, as the first indices are handed out.
+    """Times when the loop gets each batch, if it asks for the first one at 0, when indices are handed out.
 
     Args:
-        service_ns: by index of the batch, shape (batches, replications); without order more of them are
-            needed, as many as are made ahead.
-        rest_ns: from getting a batch to asking for the next one, likewise.
-        settings: number of workers, prefetch factor. 0 workers make a batch when it is asked for.
-        handover_ns: from when a batch is asked for and ready until the loop has it; none without workers.
-        is_ordered: whether batches are delivered in the order of their indices.
-        factors: by setting, of the service times; by default 1.
+        service_ns: by batch index, shape (batches, replications); without order there must be more of them,
+            as many as are prefetched.
+        rest_ns: from getting a batch to asking for the next one, shape (steps, replications).
+        settings: worker count, prefetch factor. With 0 workers, a batch is made when it's requested.
+        handover_ns: from when a batch is requested and ready until the loop has it; none without workers.
+        is_ordered: whether batches are delivered in index order.
+        factors: by setting, for the service times; 1 by default.
 
     Returns:
         Shape (len(rest_ns), settings, replications).
@@ -77,11 +77,11 @@ def simulate_loader(
 def _played_unordered(
     service_ns: _Ints, rest_ns: _Ints, workers: int, factor: int, handover_ns: int
 ) -> _Ints:
-    """The same with one setting, and batches as they are ready; of two at once that of the first worker."""
+    """One setting, with batches as they get ready; of two at the same time, the first worker's."""
     if workers == 0:
         return simulate_loader(service_ns, rest_ns, [(0, 1)])[:, 0]
     replications = np.arange(service_ns.shape[1])
-    # A worker's batches are ready one after the other, so a ring holds when.
+    # A worker finishes its batches in order, so a ring holds their times.
     first_ns = service_ns[: workers * factor].reshape(factor, workers, -1).cumsum(axis=0)
     ring_ns, last_ns = first_ns.copy(), first_ns[-1].copy()
     delivered = np.zeros(last_ns.shape, np.int64)

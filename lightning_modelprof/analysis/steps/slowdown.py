@@ -1,4 +1,4 @@
-"""Whether steps take longer and longer as the loop goes on, and which phase of them does."""
+"""Whether steps slow down over the loop, and which phase does."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _PARTS: Final = 4
 
 
 class Slowdown(Record, frozen=True, kw_only=True):
-    """How the clean steps of a loop change with their number.
+    """Trend of the clean steps over a loop.
 
     Attributes:
         phase: key of the phase that grows most.
-        early_ns, late_ns: median of that phase in the first and in the last quarter.
-        excess_ns: what the phase takes in the mean beyond its median in the first quarter.
-        least_ns: the lower end of the 95 % interval of how much it grows over the loop.
-        halves_ns: by how much it grows in the first half and in the second.
-        rest_ns: by how much all other phases together grow.
-        step_ns: median of a step in the first quarter.
+        early_ns, late_ns: median of that phase in the first and last quarter.
+        excess_ns: the phase's mean minus its median in the first quarter.
+        least_ns: lower end of the 95% interval of its growth over the loop.
+        halves_ns: growth in the first and second half.
+        rest_ns: growth of all other phases together.
+        step_ns: median step in the first quarter.
     """
 
     phase: str
@@ -41,10 +41,10 @@ class Slowdown(Record, frozen=True, kw_only=True):
 
 
 def slowdown(steps: StepTimings) -> Slowdown:
-    """Derive it: slopes of medians of neighbouring steps (Theil-Sen), by phase.
+    """Fit Theil-Sen slopes to medians of neighboring steps, by phase.
 
     Args:
-        steps: of the loop, of a long one those that were kept.
+        steps: of the loop, or the saved ones.
     """
     clean = steps.clean()
     if len(clean) < LEAST_STEPS:

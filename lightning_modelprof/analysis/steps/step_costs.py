@@ -1,4 +1,4 @@
-"""What a step costs by phase when this profiler does nothing of its own in it."""
+"""Time per step by phase, without profiler overhead."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from lightning_modelprof.run.steps import (
 )
 
 _OURS: Final = int(NOT_CLEAN & ~(StepTag.FIRST_OF_EPOCH | StepTag.VALIDATION))
-"""Tags of steps that are not what they would be without this profiler, or are among the first ones."""
+"""Tags of steps that the profiler disturbed, or that are among the first ones."""
 
 
 LITTLE_CPU_WAIT: Final = 0.02
-"""Share of the loop that the training thread may wait for a CPU before a few long steps count for nothing.
+"""Share of the loop that the training thread may wait for a CPU before outliers are ignored.
 
-More of it could be most of the least share that a rule finds, 3 %."""
+More could be most of the smallest share that a rule reports, 3%."""
 
 
 _TRIMMED: Final = 0.2
@@ -51,14 +51,14 @@ class PhaseMeans(Record, frozen=True, kw_only=True):
     """Means over a set of steps.
 
     Attributes:
-        wall_ns: of a step, without the phase ``profiler``.
-        phases_ns: self time by phase key, without ``profiler``; ``None`` where it could not be measured.
-        errors_ns: standard error of these means, by phase key; without phases that were not measured and
-            where there is one step only.
-        medians_ns, quartiles_ns: medians and first quartiles of the phases over the steps, likewise.
-        trimmed_ns: trimmed means of the phases, likewise: see :func:`trimmed_mean`.
+        wall_ns: per step, without the phase ``profiler``.
+        phases_ns: self time by phase key, without ``profiler``; ``None`` if not measured.
+        errors_ns: standard errors of these means, by phase key; without unmeasured phases, and empty for a
+            single step.
+        medians_ns, quartiles_ns: medians and first quartiles of the measured phases over the steps.
+        trimmed_ns: trimmed means of the measured phases: see :func:`trimmed_mean`.
         median_wall_ns, trimmed_wall_ns: median and trimmed mean of ``wall_ns``.
-        device_ns: time between events on the device by phase key; without the phases that have none.
+        device_ns: time between events on the device by phase key; without phases that have none.
         profiler_ns: mean of the phase ``profiler``, which is in no other figure.
     """
 
@@ -76,37 +76,37 @@ class PhaseMeans(Record, frozen=True, kw_only=True):
 
     @property
     def exposed_wait_ns(self) -> float | None:
-        """Time in which the loop waits for its batch and no work is left to hide that.
+        """Time that the loop waits for its batch without other work to hide it.
 
-        On the host it is the fetch; on a device that works on while the host fetches it is the time between
-        events around the fetch, which pass when all work before them is done.
+        On the host it's the fetch. On a device that keeps working during the fetch, it's the time between
+        events around the fetch, which complete when all earlier work is done.
         """
         host_ns, device_ns = self.phases_ns.get("dataloader"), self.device_ns.get("dataloader")
         return host_ns if host_ns is None or device_ns is None else min(host_ns, device_ns)
 
     def share(self, *phases: str) -> float | None:
-        """Of the wall time; ``None`` if one of the phases was not measured."""
+        """Share of the wall time; ``None`` if one of the phases wasn't measured."""
         total_ns = self.total_ns(*phases)
         return None if total_ns is None or not self.wall_ns else total_ns / self.wall_ns
 
     def total_ns(self, *phases: str) -> float | None:
-        """Of phases together, in one step; ``None`` if one of them was not measured."""
+        """Sum of phases per step; ``None`` if one of them wasn't measured."""
         times = [self.phases_ns.get(phase) for phase in phases]
         known = [time for time in times if time is not None]
         return sum(known) if len(known) == len(times) else None
 
 
 class EpochBoundaries(Record, frozen=True, kw_only=True):
-    """What begins anew with each epoch after the first.
+    """Time that each epoch after the first takes to start.
 
     Attributes:
-        num_all: epochs that began, but for the first, among all finished steps.
-        count: those of them among the steady steps that were kept; every figure below is their sum.
+        num_all: epoch starts but the first, among all finished steps.
+        count: those among the saved steady steps; every figure below is their sum.
         init_ns: shutting workers down and starting them.
-        extra_wait_ns: how much longer the first fetch of an epoch waits than one in the middle of it;
-            ``None`` if there is none in the middle.
-        extra_compute_ns: how much longer Forward and Backward of the host take in the first step of an epoch
-            than in the middle of it, by the median of such steps: while workers start they take CPU time.
+        extra_wait_ns: how much longer an epoch's first fetch waits than later ones; ``None`` if there are no
+            later ones.
+        extra_compute_ns: how much longer Forward and Backward take on the host in an epoch's first step than
+            later, by the median of such steps: starting workers take CPU time.
     """
 
     num_all: int
@@ -117,18 +117,18 @@ class EpochBoundaries(Record, frozen=True, kw_only=True):
 
 
 class StepCosts(Record, frozen=True, kw_only=True):
-    """Two sets of steps, and what lies between epochs.
+    """Two sets of steps, and the time between epochs.
 
     Attributes:
-        steady: finished steps without the first ``skip_first`` ones and those in which this profiler was at
-            work; validation and the starts of epochs are in it.
-        inner: those of them without validation and without the start of an epoch, which are the clean
-            steps of the benchmark; ``None`` if there is none.
-        loop: a step of the loop as a whole. What surrounds the model comes from all finished steps and from
-            the time in no step, such as a checkpoint after the last one; the rest from the steady steps.
-        boundaries: the starts of epochs among the steady steps.
-        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU; ``None``
-            where nobody counts that.
+        steady: finished steps without the first ``skip_first`` ones and those that the profiler disturbed;
+            includes validation and epoch starts.
+        inner: steady steps without validation and epoch starts, which are the benchmark's clean steps;
+            ``None`` without any.
+        loop: the loop's mean step. Phases around the model include all finished steps and the time outside
+            steps, e.g. a checkpoint after the last one; the rest is from the steady steps.
+        boundaries: epoch starts among the steady steps.
+        cpu_wait_share: share of the loop that the training thread lacked a CPU when ready; ``None`` if
+            unknown.
     """
 
     steady: PhaseMeans
@@ -139,16 +139,16 @@ class StepCosts(Record, frozen=True, kw_only=True):
 
     @property
     def typical(self) -> PhaseMeans:
-        """The clean steps, or where each step is special the steady ones."""
+        """The clean steps, or the steady ones if there are none."""
         return self.steady if self.inner is None else self.inner
 
     @property
     def step_ns(self) -> float:
-        """The step time: the mean over the clean steps from fetch to fetch, with our own work in them."""
+        """Step time: mean over the clean steps from fetch to fetch, including profiler work."""
         return self.typical.wall_ns + self.typical.profiler_ns
 
     def in_step_ns(self, phases: Sequence[str] = ()) -> float:
-        """What phases take of the step time; without phases, all of it."""
+        """Time of phases in a typical step; without phases, the step time."""
         known = self.typical.phases_ns
         return sum(known.get(phase) or 0.0 for phase in phases) if phases else self.step_ns
 
@@ -158,17 +158,17 @@ class StepCosts(Record, frozen=True, kw_only=True):
 
     @property
     def cpu_share(self) -> float:
-        """Share of the time in which the training thread had a CPU when it was ready, at least a tenth.
+        """Share of the time that the training thread had a CPU when ready, at least a tenth; 1 if unknown.
 
-        1 where nobody counts that. A threshold in wall time is to be divided by it.
+        Divide a threshold in wall time by it.
         """
         return max(0.1, 1.0 - (self.cpu_wait_share or 0.0))
 
     def usual_ns(self, means: PhaseMeans, phase: str) -> float | None:
-        """What a phase that is in every step takes in a usual one; ``None`` if it was not measured.
+        """Typical time of a phase that is in every step; ``None`` if not measured.
 
-        The mean, if the thread had its CPU. If it had to wait for one, or we cannot tell, a few long steps
-        say nothing about the training: then it is the trimmed mean where that is less.
+        It's the mean if the thread had its CPU. If it had to wait for one, or if that's unknown, a few long
+        steps say nothing about the training: then it's the trimmed mean if that's less.
         """
         mean_ns = means.phases_ns.get(phase)
         if mean_ns is None or self.had_its_cpu:
@@ -179,12 +179,12 @@ class StepCosts(Record, frozen=True, kw_only=True):
         return means.wall_ns if self.had_its_cpu else min(means.wall_ns, means.trimmed_wall_ns)
 
     def usual_wait_ns(self) -> float | None:
-        """The same of the time in which the loop waits for its batch and no work is left to hide that."""
+        """Typical time that the loop waits for its batch without other work to hide it."""
         host_ns, exposed_ns = self.usual_ns(self.typical, "dataloader"), self.typical.exposed_wait_ns
         return host_ns if host_ns is None or exposed_ns is None else min(host_ns, exposed_ns)
 
     def least_of(self, usual_ns: float, means: PhaseMeans, phase: str) -> float:
-        """The lower end of the interval around a usual time: two standard errors of the mean below."""
+        """Lower end of the interval around a typical time: two standard errors of the mean below it."""
         return max(0.0, usual_ns - 2 * means.errors_ns.get(phase, 0.0))
 
 
@@ -196,14 +196,14 @@ def step_costs(
     cpu_wait_share: float | None = None,
     num_workers: int = 0,
 ) -> StepCosts:
-    """Means of the steady steps, and of those among them that nothing special happens in.
+    """Means of the steady steps, and of the clean steps among them.
 
     Args:
-        steps: the finished steps, or those of them that were kept; medians, quartiles and errors are theirs.
-        outside_ns: time of the loop that is in no finished step, by phase key.
-        totals: over all finished steps; ``None`` when ``steps`` are all.
-        cpu_wait_share: of the loop, in which the training thread was ready to run and had no CPU.
-        num_workers: that make the batches: so many batches may come at once.
+        steps: the finished steps, or the saved ones; medians, quartiles and errors are theirs.
+        outside_ns: time of the loop outside finished steps, by phase key.
+        totals: over all finished steps; ``None`` if ``steps`` is all of them.
+        cpu_wait_share: share of the loop in which the training thread was ready without a CPU.
+        num_workers: that make the batches: this many batches may arrive together.
     """
     totals = StepTotals.of(steps) if totals is None else totals
     if len(steps) == 0:
@@ -227,11 +227,11 @@ def step_costs(
 
 
 def trimmed_mean(values: NDArray[np.int64], period: int = 1) -> float:
-    """Mean without the largest and the smallest fifth.
+    """Mean without the largest and smallest fifth.
 
     Args:
-        values: one for each step, in their order; at least one.
-        period: so many neighbours are averaged before, as what comes once in a period would else be trimmed.
+        values: one per step, in order; at least one.
+        period: number of neighbors to average first, so that events once per period aren't trimmed.
 
     Source: a fifth on either side is customary; Wilcox, Introduction to Robust Estimation and Hypothesis
     Testing, 2012, section 3.3.
@@ -246,9 +246,9 @@ def trimmed_mean(values: NDArray[np.int64], period: int = 1) -> float:
 def _of_the_loop(
     steady: PhaseMeans, typical: PhaseMeans, totals: StepTotals, outside_ns: Mapping[str, int]
 ) -> PhaseMeans:
-    """The steady steps, with what is not in every step as often as it is in all of them.
+    """The steady steps, with rare phases counted as often as in all steps.
 
-    A usual step is the same one everywhere, a clean one: trimmed means are those of the typical steps.
+    Trimmed means are those of the typical steps.
     """
     phases, num_steps = dict(steady.phases_ns), len(totals)
     is_measured, sums_ns = totals.measured_phases(), totals.total("phases_ns")
@@ -269,7 +269,7 @@ def _of_the_loop(
 
 
 def _means(steps: StepTimings, totals: StepTotals, num_workers: int) -> PhaseMeans:
-    """Means by the totals, and how the kept ones of these steps vary."""
+    """Means from the totals, and the variation of the saved steps."""
     count, wall_ns = len(totals), _wall_ns(steps)
     sums_ns, is_measured = totals.total("phases_ns").tolist(), totals.measured_phases().tolist()
     device_ns, num_on_device = totals.total("device_ns").tolist(), totals.total("num_on_device").tolist()
@@ -317,7 +317,7 @@ def _wall_ns(steps: StepTimings) -> NDArray[np.int64]:
 def _boundaries(
     steps: StepTimings, steady: StepTimings, clean: StepTimings, totals: StepTotals
 ) -> EpochBoundaries:
-    """What the kept steps show of the starts of epochs; only their number is of all steps."""
+    """Epoch starts among the saved steps; only their number is over all steps."""
     first = steady.select(_begins_an_epoch(steady))
     num_first = totals.num_with(BEGINS_EPOCH)
     is_step_0 = (steps.step == 0) & ((steps.tags & BEGINS_EPOCH) != 0)
@@ -353,7 +353,7 @@ def _begins_an_epoch(steps: StepTimings) -> NDArray[np.bool_]:
 
 
 MOST: Final = 0.5
-"""Share of the additional time from which on something is the cause of it."""
+"""Share of the excess time that makes something its cause."""
 
 
 COLLECTOR: Final = "garbage collection"
@@ -363,18 +363,18 @@ MACHINE: Final = "the machine"
 
 
 _COMPUTING: Final = ("forward", "backward", "optimizer", "zero_grad", "clip", "transfer", "other")
-"""Phases in which a thread that has no CPU cannot go on. Others wait for data or a disk, or do what is rare:
-the waiting for a CPU, of which only the sum over many steps is known, need not have been in them."""
+"""Phases that can't go on without a CPU. Others wait for data or a disk, or are rare: only the sum of
+CPU waits over many steps is known, and it needn't have been in them."""
 
 
 class SlowCause(Record, frozen=True, kw_only=True):
-    """One slow step and why.
+    """A slow step and its cause.
 
     Attributes:
-        excess_ns: how much longer than usual it took.
-        phase: key of the phase with the most additional time.
-        phase_excess_ns: how much that is.
-        cause: ``COLLECTOR``, the key of a phase, ``MACHINE``, or ``""`` where nothing explains half of it.
+        excess_ns: time beyond the usual.
+        phase: key of the phase with most of the excess.
+        phase_excess_ns: its excess.
+        cause: ``COLLECTOR``, a phase key, ``MACHINE``, or ``""`` if nothing explains half of the excess.
     """
 
     slow: SlowStep
@@ -388,9 +388,9 @@ class SlowFacts(Record, frozen=True, kw_only=True):
     """The slow steps of a loop.
 
     Attributes:
-        causes: of the kept ones, in the order of the loop.
-        medians_ns: phase key → median over the typical steps.
-        worst: the slowest that is a clean step, else the slowest; ``None`` if there is none.
+        causes: of the saved ones, in loop order.
+        medians_ns: median over the typical steps, by phase key.
+        worst: slowest clean step, else the slowest; ``None`` without any.
     """
 
     record: SlowSteps
@@ -400,7 +400,7 @@ class SlowFacts(Record, frozen=True, kw_only=True):
 
 
 def slow_facts(record: SlowSteps, costs: StepCosts) -> SlowFacts:
-    """Causes of the slow steps that were kept."""
+    """Find the causes of the saved slow steps."""
     medians_ns = costs.typical.medians_ns
     usual_wait = record.usual_cpu_wait or 0.0
     causes = tuple(_cause(slow, medians_ns, usual_wait) for slow in record.worst)
@@ -436,10 +436,10 @@ def _name(slow: SlowStep, excess_ns: float, phase: str, phase_excess_ns: float, 
 
 
 def _lacked_cpu(slow: SlowStep, usual_wait: float) -> bool:
-    """Whether waiting for a CPU explains what the slow steps that were looked at together took beyond usual.
+    """Whether waiting for a CPU explains the excess of the watched slow steps together.
 
-    Only the sum of the waiting is known: what is usual is taken off, or what steps that were not slow may
-    have waited, whichever is more.
+    Only the sum of the waits is known. The usual wait, or what the other steps may have waited, is
+    subtracted, whichever is more.
     """
     if slow.cpu_wait_ns is None or slow.beyond_ns is None or slow.spread_ns is None:
         return False

@@ -1,4 +1,4 @@
-"""What the validation loops inside a fit spend their time on."""
+"""Time of a fit's validation loops by part."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PartShare(Record, frozen=True, kw_only=True):
     """One part over all validations of the fit; the parts sum to the phase ``validation`` exactly.
 
     Attributes:
-        calls: how often it began; ``None`` for what nothing begins.
+        calls: number of starts; ``None`` for a part that nothing starts.
         total_ns: self time.
-        per_batch_ns: by validation batch; ``None`` without any batch.
-        per_run_ns: by validation; ``None`` as above.
+        per_batch_ns: per validation batch; ``None`` without any batch.
+        per_run_ns: per validation; ``None`` as above.
         ratio: share of all parts; ``None`` if these took no time.
-        device_ns: elapsed time on the device's stream; ``None`` where it is not known.
+        device_ns: elapsed time on the device's stream; ``None`` if unknown.
     """
 
     key: str
@@ -42,11 +42,11 @@ class ValidationSplit(Record, frozen=True, kw_only=True):
     """All validations of a fit.
 
     Attributes:
-        num_runs: validations that began.
-        num_batches: that ``validation_step`` was called with.
+        num_runs: validations started.
+        num_batches: calls of ``validation_step``.
         parts: those that took any time, in the order of ``PARTS``.
-        first_wait_ns: how much longer the first fetches of the dataloaders waited than as many others, which
-            is mostly for workers that start; ``None`` where there are no others.
+        first_wait_ns: how much longer the dataloaders' first fetches waited than as many others, mostly for
+            starting workers; ``None`` if there are no others.
         callbacks_ns: hooks of other callbacks in validations, which are in no part.
     """
 
@@ -58,7 +58,6 @@ class ValidationSplit(Record, frozen=True, kw_only=True):
     callbacks_ns: int
 
     def part(self, key: str) -> PartShare | None:
-        """A part; ``None`` if it took no time."""
         return next((part for part in self.parts if part.key == key), None)
 
     @property
@@ -66,14 +65,14 @@ class ValidationSplit(Record, frozen=True, kw_only=True):
         return {part.key: part.label for part in PARTS}
 
     def costs(self, *, has_workers: bool) -> dict[str, float]:
-        """What each part costs: its time on the device where that is known, else on the host.
+        """Cost of each part: its device time if known, else its host time.
 
-        The host runs ahead of a device and waits for it wherever a value is needed next, so its own time says
-        little there. Of a fetch no more counts than both took, as the device works on meanwhile.
+        The host runs ahead of a device and waits for it wherever a value is needed next, so host time means
+        little there. A fetch counts for the shorter of the two, since the device keeps working during it.
 
         Args:
-            has_workers: whether dataloaders have workers: what their first batches are waited for longer than
-                others then counts as their start.
+            has_workers: whether dataloaders have workers. The extra wait for their first batches then counts
+                as starting them.
         """
         costs = {part.key: float(part.total_ns) for part in self.parts}
         if any(part.device_ns is not None for part in self.parts):
@@ -94,10 +93,10 @@ def validation_split(
     outside_ns: dict[str, int],
     callbacks: Iterable[CallbackTime],
 ) -> ValidationSplit:
-    """The validations of one rank's fit, or why nothing is known of them.
+    """Split the validations of one rank's fit.
 
     Args:
-        outside_ns: time of the fit that is in no finished step, by phase key.
+        outside_ns: time of the fit outside finished steps, by phase key.
     """
     if times is None:
         if not totals.measured_phases()[_VALIDATION]:

@@ -1,4 +1,4 @@
-"""The workers of a loader over time: how many make a batch, and how many batches are ready and held back."""
+"""A loader's workers over time: how many make a batch, and how many ready batches are held back."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOST_PARTS: Final = 200
 
 
 class WorkerCurve(Record, frozen=True, kw_only=True):
-    """Means over equal parts of the time from the first batch that was kept until the last.
+    """Means over equal parts of the time from the first saved batch to the last.
 
     Attributes:
-        making: workers that make a batch.
-        held_back: batches that are ready and come behind one that is not; 0 without order.
+        making: workers making a batch.
+        held_back: ready batches behind one that isn't; 0 without order.
     """
 
     part_ns: float
@@ -31,8 +31,8 @@ class WorkerCurve(Record, frozen=True, kw_only=True):
 def worker_curve(loader: LoaderWorkers) -> WorkerCurve | None:
     """The workers over time; ``None`` with fewer than two batches.
 
-    Definition: of a part, the time that batches are made in it, all workers together, by its length; and the
-    time that batches pass in it between being ready and the last of those before them being ready.
+    Definition: per part, the total time that workers make batches in it, over its length; and the total time
+    that batches spend in it between being ready and all earlier ones being ready.
     """
     batches = loader.batches
     if len(batches) < 2:
@@ -56,7 +56,7 @@ def worker_curve(loader: LoaderWorkers) -> WorkerCurve | None:
 
 
 def _means(intervals: Sequence[tuple[int, int]], edges: NDArray[np.float64]) -> tuple[float, ...]:
-    """Of each part between two edges, how many intervals there are at a time."""
+    """Mean number of intervals at a time in each part between two edges."""
     if not intervals:
         return (0.0,) * (len(edges) - 1)
     begins, ends = np.array(intervals, np.float64).T

@@ -1,4 +1,4 @@
-"""Workers of a DataLoader: where their time went, who was late, and why the loop waits for them."""
+"""DataLoader workers: their time, late batches, and why the loop waits for them."""
 
 from __future__ import annotations
 
@@ -18,61 +18,61 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.workers import CallTimes, LoaderWorkers, WorkerBatches, WorkerTimes
 
 SLOW: Final = 3
-"""Times the median from which on a sample or a batch is slow."""
+"""A sample or batch is slow at this many times the median."""
 
 
 _LITTLE: Final = 0.03
-"""Share of a step that may be waiting before anybody asks why."""
+"""Share of a step that may be waiting without a cause."""
 
 
 _MOSTLY: Final = 0.5
 
 
 _A_PART: Final = 1 / 3
-"""Of the waiting, that a cause must explain to be named before what all batches have in common."""
+"""Share of the wait that a cause must explain to be preferred over what all batches have in common."""
 
 
 _NEARLY: Final = 0.9
 
 
 _OWN_THREADS: Final = 4
-"""Of any worker: its main thread, those that pickle batches and hand over their memory, and ours."""
+"""Threads of any worker: its main thread, those that pickle batches and hand over memory, and ours."""
 
 
 _SEVERAL: Final = 0.25
-"""CPU time of other threads, by the time of making batches, from which on these compute, too."""
+"""CPU time of other threads over batch-making time from which they count as computing."""
 
 
 class Cause(Enum):
     """Why the loop waits for its batches."""
 
     NONE = "none"
-    """It hardly does."""
+    """It hardly waits."""
     START_UP = "start_up"
-    """Workers are started, or fill their queues, at each epoch."""
+    """Each epoch starts workers, or fills their queues."""
     THREADS = "threads"
-    """Workers compute in several threads each, more in all than there are CPUs."""
+    """Workers compute in several threads each, more in total than there are CPUs."""
     PICKLING = "pickling"
-    """Other threads of a worker, of which one pickles batches, take long beside the making of them."""
+    """Other threads of a worker, including the one that pickles batches, are slow."""
     COLLATE = "collate"
-    """Samples are there, but to join them takes long."""
+    """Collating samples is slow."""
     SLOW_SAMPLES = "slow_samples"
-    """A few take much longer than the others, and those that are ready wait behind them."""
+    """A few take much longer than the others, and ready ones wait behind them."""
     TOO_FEW_WORKERS = "too_few_workers"
-    """Another number of workers, or prefetch factor, is enough by the model of the queue."""
+    """By the queue model, another worker count or prefetch factor is enough."""
     WAITS = "waits"
-    """Making a batch waits for a disk, a network or a lock, and more workers do not help."""
+    """Making a batch waits for a disk, a network or a lock, and more workers don't help."""
     COMPUTES = "computes"
-    """Making a batch computes, and no CPU is free for more workers."""
+    """Making a batch computes, and there is no free CPU for more workers."""
 
 
 class WaitCause(Record, frozen=True, kw_only=True):
-    """One cause, and what a step would gain without it.
+    """One cause, and the saving without it.
 
     Attributes:
-        share: of the time in which workers make batches, for collate and slow samples; CPU time of other
-            threads by that time for pickling and threads; of the loop's time for the others.
-        saving_ns: of a step, without this cause alone; never more than it waits.
+        share: of the batch-making time, for collate and slow samples; CPU time of other threads over that
+            time, for pickling and threads; of the loop's time, for the others.
+        saving_ns: per step, without this cause alone; at most its wait.
     """
 
     why: Cause
@@ -81,11 +81,11 @@ class WaitCause(Record, frozen=True, kw_only=True):
 
 
 class ServiceTimes(Record, frozen=True, kw_only=True):
-    """How long one batch takes in a worker.
+    """Time per batch in a worker.
 
     Attributes:
-        slow: share of them that took more than three times the median.
-        slow_time: share of the time of all that is these batches'.
+        slow: share of batches that took more than three times the median.
+        slow_time: share of all batch time in those batches.
     """
 
     count: int
@@ -101,12 +101,11 @@ class CallFacts(Record, frozen=True, kw_only=True):
     """One call in the workers.
 
     Attributes:
-        share: of the time in which workers made batches, in it and in no other call of the list; ``None``
-            where it was not measured.
-        mean_ns: wall time with what it calls, by sample of the loader; of the collate function by batch.
-            ``None`` where it was not measured.
-        error_ns: half of what that may be off by; ``None`` where it is not from samples.
-        computing: CPU time by wall time; ``None`` where CPU time was not read.
+        share: of the workers' batch-making time, without nested calls of the list; ``None`` if unknown.
+        mean_ns: wall time including calls, per sample of the loader; for the collate function, per batch.
+            ``None`` if not measured.
+        error_ns: half-width of its error; ``None`` if it isn't from samples.
+        computing: CPU time over wall time; ``None`` if CPU time wasn't read.
     """
 
     call: CallTimes
@@ -120,9 +119,9 @@ class WorkerShares(Record, frozen=True, kw_only=True):
     """One worker.
 
     Attributes:
-        waiting: share of its time in which it waited for an index, as enough batches were ready.
-        late: batches of it that were ready after ones that come behind them.
-        held_back: these ones; a batch that waits behind two counts with the last of them.
+        waiting: share of its time waiting for an index, since enough batches were ready.
+        late: its batches that were ready after later ones.
+        held_back: those later ones; a batch that waits behind two counts for the last of them.
     """
 
     times: WorkerTimes
@@ -135,21 +134,21 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
     """The workers of one loader.
 
     Attributes:
-        making_ns: wall time in which they made batches, all workers together.
+        making_ns: wall time of making batches, over all workers.
         calls: in the order of the record.
-        batch: of single batches; ``None`` where none were timed.
-        sample_ns: wall time of the fetch, by sample; ``None`` without samples.
-        waiting: share of the workers' time in which they waited for an index; ``None`` without workers.
+        batch: of single batches; ``None`` if none were timed.
+        sample_ns: wall time of the fetch per sample; ``None`` without samples.
+        waiting: share of the workers' time waiting for an index; ``None`` without workers.
         collate: share of ``making_ns`` in the collate function.
-        computing: CPU time of the thread that makes batches by ``making_ns``.
-        other_cpu: CPU time of the workers' other threads by ``making_ns``; ``None`` if unknown.
-        cpu_wait: by ``making_ns``, how long workers were ready to run and had no CPU; ``None`` if unknown.
-        wait_ns: of a usual step, the wait for its batch; ``None`` where fetches were not seen.
-        start_up_ns: by step, what epochs after the first wait for workers to start and fill their queues.
-        step_ns: a usual step.
-        queue: what the model predicts; ``None`` where it can't, and :func:`queue_of` says why.
-        why: the cause to name.
-        causes: all that explain something, the largest saving first.
+        computing: CPU time of the batch-making thread over ``making_ns``.
+        other_cpu: CPU time of the workers' other threads over ``making_ns``; ``None`` if unknown.
+        cpu_wait: time that workers were ready without a CPU over ``making_ns``; ``None`` if unknown.
+        wait_ns: wait for the batch in a typical step; ``None`` if fetches weren't measured.
+        start_up_ns: per step, the wait of epochs after the first for workers to start and fill their queues.
+        step_ns: of a typical step.
+        queue: prediction; ``None`` if :func:`queue_of` can't make one.
+        why: the cause to report.
+        causes: all that explain something, largest saving first.
     """
 
     record: LoaderWorkers
@@ -172,22 +171,22 @@ class WorkersFacts(Record, frozen=True, kw_only=True):
 
     @property
     def is_computing(self) -> bool:
-        """Whether making a batch mostly computes; where workers lack CPUs, they wait for these, too."""
+        """Whether making a batch mostly computes; workers that lack CPUs also wait for these."""
         known = self.computing if self.queue is None else self.queue.computing
         return known >= _MOSTLY
 
     @property
     def cause(self) -> WaitCause | None:
-        """What is known of ``why``; ``None`` where nothing waits."""
+        """Details of ``why``; ``None`` if nothing waits."""
         return next((one for one in self.causes if one.why is self.why), None)
 
 
 @fact
 def measured_workers(facts: Facts) -> tuple[WorkersFacts, ...]:
-    """What follows from the records of a loop's loaders.
+    """Facts of a loop's loaders.
 
-    Where several loaders feed one step, the wait is that for all of them, and each queue is played as if the
-    others were never waited for.
+    If several loaders feed one step, the wait is for all of them, and each queue is simulated as if the
+    others never caused a wait.
     """
     records = facts.record.workers
     if records is None:
@@ -229,7 +228,7 @@ def _of_loader(facts: Facts, record: LoaderWorkers) -> WorkersFacts:
         other_cpu=None if other_ns is None else _ratio(other_ns, making_ns),
         cpu_wait=record.cpu_wait,
         wait_ns=None if costs is None else costs.typical.exposed_wait_ns,
-        start_up_ns=0.0 if costs is None else _start_up_ns(costs),
+        start_up_ns=0.0 if costs is None else _start_up_ns_per_step(costs),
         step_ns=0.0 if costs is None else costs.step_ns,
         queue=_queue(facts, record),
         why=Cause.NONE,
@@ -251,7 +250,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _call(call: CallTimes, making_ns: int, number: int) -> CallFacts:
-    """Facts of one call, whose times are told by so many samples or batches."""
+    """Facts of one call; ``number`` is the samples or batches that its times cover."""
     is_known = call.total_ns is not None and number > 0
     return CallFacts(
         call=call,
@@ -279,21 +278,20 @@ def _service(batches: WorkerBatches) -> ServiceTimes | None:
     )
 
 
-def _start_up_ns(costs: StepCosts) -> float:
-    """By step of the steady ones, the time that the starts of epochs take for the loader."""
+def _start_up_ns_per_step(costs: StepCosts) -> float:
     boundaries = costs.boundaries
     return (boundaries.init_ns + (boundaries.extra_wait_ns or 0)) / max(1, costs.steady.num_steps)
 
 
 def _late(batches: WorkerBatches, num_ahead: int) -> tuple[dict[int, int], dict[int, int]]:
-    """By worker: batches that were ready after ones behind them, and how many these were.
+    """By worker: batches that were ready after later ones, and the number of those.
 
-    A batch that is ready counts with the last of those in front of it, which is the one that it waited for.
+    A ready batch counts for the last unready one before it, which is the one that it waited for.
     """
     late: dict[int, int] = {}
     held: dict[int, int] = {}
     for epoch in epochs_of(batches, num_ahead):
-        last: tuple[int, int] | None = None  # ready last of those so far: when, and its worker
+        last: tuple[int, int] | None = None  # the one ready last so far: its time and worker
         waiting = 0
         for ready_ns, worker in epoch:
             if last is None or ready_ns >= last[0]:
@@ -312,10 +310,10 @@ def _count(late: dict[int, int], held: dict[int, int], last: tuple[int, int] | N
 
 
 def epochs_of(batches: WorkerBatches, num_ahead: int) -> list[list[tuple[int, int]]]:
-    """When batches were ready, and whose they are, in the order in which they are delivered, by epoch.
+    """When batches were ready, and their workers, in delivery order by epoch.
 
-    Of two batches that are under way at once the numbers differ by less than are made ahead, and none comes
-    twice: otherwise an epoch has begun.
+    Indices of two batches in progress differ by less than the number prefetched, and none comes twice;
+    otherwise a new epoch has started.
     """
     epochs: list[dict[int, tuple[int, int]]] = []
     highest = -1
@@ -331,7 +329,7 @@ def epochs_of(batches: WorkerBatches, num_ahead: int) -> list[list[tuple[int, in
 
 
 def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
-    """What each cause alone explains of the wait: a batch that takes less shortens the step."""
+    """Causes of the wait, each taken alone: a batch that takes less shortens the step."""
     wait_ns = facts.wait_ns or 0.0
     found: list[WaitCause] = []
 
@@ -350,7 +348,7 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
     elif workers and other >= _MOSTLY:
         add(Cause.PICKLING, other, others_ns)
     add(Cause.COLLATE, facts.collate, min(wait_ns, facts.collate * facts.step_ns))
-    # A worker that waits for a CPU is slow in some batches, whatever they are.
+    # A worker that waits for a CPU is slow in some batches, whatever they contain.
     own = slow = 0.0
     if facts.batch is not None and facts.batch.slow > 0:
         slow = facts.batch.slow_time - facts.batch.slow * facts.batch.p50_ns / facts.batch.mean_ns
@@ -372,9 +370,9 @@ def _causes(facts: WorkersFacts, cpus: int | None) -> tuple[WaitCause, ...]:
 
 
 def _why(facts: WorkersFacts, causes: tuple[WaitCause, ...]) -> Cause:
-    """What to name: of causes that explain nearly as much as the strongest the first in ``Cause``.
+    """Choose a cause: of those nearly as strong as the strongest, the first in ``Cause``.
 
-    What all batches have in common, that they wait or compute, is named where no other explains a third.
+    What all batches have in common, waiting or computing, is chosen only if no other explains a third.
     """
     waited_ns = (facts.wait_ns or 0.0) + facts.start_up_ns
     if waited_ns <= _LITTLE * (facts.step_ns + facts.start_up_ns):

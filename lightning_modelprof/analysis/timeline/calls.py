@@ -1,4 +1,4 @@
-"""What of the host is around an event or open at a moment: look-ups in the call tree for some of them."""
+"""Look-ups in the host's call tree: events around an event, and events open at a moment."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def nearest_around(
         timeline: n events.
         rows: the events, -1 for none, shape (k,).
         wanted: which events count, shape (n,).
-        or_itself: whether an event that is wanted is its own answer.
+        or_itself: whether a wanted event is its own answer.
 
     Returns:
-        Shape (k,): row of the event, -1 where there is none.
+        Shape (k,): row of the event, -1 without one.
     """
     parent = timeline.parent
     found = np.where(rows >= 0, rows if or_itself else parent[rows], -1)
@@ -40,10 +40,10 @@ def nearest_around(
 
 
 def host_communication(timeline: Timeline) -> NDArray[np.int64]:
-    """Rows of the backends' operators that communicate on the host, such as ``gloo:all_reduce``.
+    """Rows of backend operators that communicate on the host, e.g. ``gloo:all_reduce``.
 
-    Of a library that works on a device, too (``ucc:``), they are those in which no kernel that communicates
-    was launched: then the host itself waits in them.
+    For a library that also works on a device (``ucc:``), these are the ones that launched no communication
+    kernel: then the host itself waits in them.
     """
     trace, launch = timeline.trace, timeline.launch
     is_range = timeline.is_communication & (timeline.is_operator | timeline.is_annotation)
@@ -68,24 +68,24 @@ def innermost_at(
     wanted: NDArray[np.bool_],
     end_ns: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """The innermost wanted event that is open on a host thread at each of some moments.
+    """The innermost wanted event open on a host thread at each of some moments.
 
-    Events are half-open: one that begins at the moment is open, one that ends then is not. One that ends
-    after the event around it counts as ending with it, as in ``Timeline.parent``.
+    Events are half-open: one that starts at the moment is open, one that ends then isn't. One that ends after
+    the event around it counts as ending with it, as in ``Timeline.parent``.
 
     Args:
         timeline: n events.
         track: host thread of each moment, shape (k,).
         time_ns: the moments, shape (k,), in any order.
         wanted: which events count, shape (n,); must be events of host threads.
-        end_ns: the ends of all events by :func:`clipped_ends`, shape (n,).
+        end_ns: ends of all events from :func:`clipped_ends`, shape (n,).
 
     Returns:
-        Shape (k,): row of the event, -1 where none is open.
+        Shape (k,): row of the event, -1 if none is open.
     """
     begun = _last_begun(timeline, track, time_ns, wanted)
     parent = timeline.parent
-    # All that is open at a moment encloses the last event that began before it: climb from there.
+    # Everything open at a moment encloses the last event that started before it: climb from there.
     closed = np.flatnonzero(begun >= 0)
     while len(closed):
         row = begun[closed]
@@ -96,13 +96,13 @@ def innermost_at(
 
 
 def clipped_ends(timeline: Timeline) -> NDArray[np.int64]:
-    """End of each event, but not after the end of any event around it, shape (n,)."""
+    """End of each event, clipped to the ends of the events around it, shape (n,)."""
     end_ns: NDArray[np.int64] = timeline.trace.end_ns.copy()
     rows = np.flatnonzero(timeline.parent >= 0)
     parent = timeline.parent[rows]
     above = timeline.parent.copy()
     while (end_ns[rows] > end_ns[parent]).any():
-        # Each round doubles the number of events around it that an event has been compared with.
+        # Each round doubles the number of enclosing events that an event has been compared with.
         inner = np.flatnonzero(above >= 0)
         ancestors = above[inner]
         end_ns[inner] = np.minimum(end_ns[inner], end_ns[ancestors])
@@ -116,10 +116,10 @@ def _last_begun(
     time_ns: NDArray[np.int64],
     wanted: NDArray[np.bool_],
 ) -> NDArray[np.int64]:
-    """Row of the last wanted event that began on the thread until each moment, -1 without one, shape (k,)."""
+    """Row of the last wanted event that started on the thread by each moment, -1 without one, shape (k,)."""
     trace = timeline.trace
     rows = np.flatnonzero(wanted)
-    rows = rows[stable_order(trace.track[rows].astype(np.int64))]  # by thread, and there in the trace's order
+    rows = rows[stable_order(trace.track[rows].astype(np.int64))]  # by thread, then in the trace's order
     order = stable_order(track.astype(np.int64))
     row_tracks, point_tracks = trace.track[rows], track[order]
     found = np.full(len(time_ns), -1, np.int64)
@@ -136,17 +136,17 @@ class NestedCalls(Record, frozen=True, kw_only=True, eq=False):
     """k calls, thread by thread, each followed by the calls inside it.
 
     Attributes:
-        row: int64, shape (k,): row of each in the trace.
+        row: int64, shape (k,): row in the trace.
         track: int64, shape (k,): host thread.
         parent: int64, shape (k,): index of the innermost of these calls around each, -1 without one.
-        stop: int64, shape (k,): index after the last of the calls inside each.
-        duration_ns: int64, shape (k,): length; a call that ends after the one around it (by the rounding of
-            old traces) counts as ending with it.
-        launched_by: int64, shape (m,): index of the innermost call in which each of the trace's m device
-            events was launched, on the launching thread; -1 without one.
-        device_self_ns: int64, shape (k,): time of the device events launched in each and in no call inside
-            it, added up.
-        device_total_ns: int64, shape (k,): the same with the calls inside.
+        stop: int64, shape (k,): index after the last call inside each.
+        duration_ns: int64, shape (k,): a call that ends after the one around it (by the rounding of old
+            traces) counts as ending with it.
+        launched_by: int64, shape (m,): index of the innermost call that launched each of the trace's m device
+            events, on the launching thread; -1 without one.
+        device_self_ns: int64, shape (k,): summed time of the device events launched in each call, excluding
+            nested calls.
+        device_total_ns: int64, shape (k,): the same, including nested calls.
     """
 
     row: NDArray[np.int64]
@@ -162,16 +162,9 @@ class NestedCalls(Record, frozen=True, kw_only=True, eq=False):
         return len(self.row)
 
     def is_outermost(self, group: Groups) -> NDArray[np.bool_]:
-        """Which calls are in no other call of their group.
-
-        Args:
-            group: number of each call's group, shape (k,).
-
-        Returns:
-            Shape (k,).
-        """
+        """Which calls are in no other call of their group, shape (k,)."""
         order = stable_order(group)
-        # Grows from group to group; inside one it says how far the calls so far reach.
+        # Grows from group to group; within one, it is how far the calls so far reach.
         reached = np.maximum.accumulate(group[order] * (len(self) + 1) + self.stop[order])
         is_inside = np.zeros(len(self), np.bool_)
         is_inside[order[1:]] = reached[:-1] > (group[order] * (len(self) + 1) + order)[1:]
@@ -181,12 +174,10 @@ class NestedCalls(Record, frozen=True, kw_only=True, eq=False):
 def find_calls(
     timeline: Timeline, wanted: NDArray[np.bool_], end_ns: NDArray[np.int64], launching: NDArray[np.int64]
 ) -> NestedCalls:
-    """Nest the wanted events of the host.
+    """Nest the wanted host events.
 
     Args:
-        timeline: n events, m of them of the device.
-        wanted: which events are calls, shape (n,).
-        end_ns: the ends of all events by ``enclosing.clipped_ends``, shape (n,).
+        end_ns: ends of all events from :func:`clipped_ends`, shape (n,).
         launching: row of the wanted event that launched each device event, -1 without one, shape (m,).
     """
     trace = timeline.trace
@@ -216,12 +207,10 @@ def find_calls(
 def self_times(
     timeline: Timeline, wanted: NDArray[np.bool_], end_ns: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Duration of each of the wanted events of the host without the wanted ones directly in it.
+    """Duration of each wanted host event without the wanted ones directly inside it.
 
     Args:
-        timeline: n events.
-        wanted: which events are calls, shape (n,).
-        end_ns: the ends of all events by ``enclosing.clipped_ends``, shape (n,).
+        end_ns: ends of all events from :func:`clipped_ends`, shape (n,).
 
     Returns:
         Rows of the k calls in the order of :class:`NestedCalls`, and nanoseconds of each, shape (k,).
@@ -235,20 +224,19 @@ def self_times(
 
 
 def _thread_by_thread(trace: Trace, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rows of the wanted events, in the trace's order on each thread."""
     rows = np.flatnonzero(wanted)
     return rows[stable_order(trace.track[rows].astype(np.int64))]
 
 
 def _parents(stop: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Index of the last earlier call that does not stop before each, -1 without one, shape (k,)."""
+    """Index of the last earlier call that doesn't stop before each, -1 without one, shape (k,)."""
     count = len(stop)
     depth = np.arange(count) - np.cumsum(np.bincount(stop, minlength=count + 1))[:count]
     order = stable_order(depth)
     keys = depth[order] * count + order
     num_outermost = count - int(np.count_nonzero(depth))
     parent = np.full(count, -1, np.int64)
-    # Of the calls one level further out the last one before each; both sides are sorted.
+    # The last earlier call one level further out; both sides are sorted.
     parent[order[num_outermost:]] = order[np.searchsorted(keys, keys[num_outermost:] - count) - 1]
     return parent
 
@@ -256,7 +244,7 @@ def _parents(stop: NDArray[np.int64]) -> NDArray[np.int64]:
 def _stops(
     begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], track: NDArray[np.signedinteger]
 ) -> NDArray[np.int64]:
-    """Index of the first later call of the same thread that does not begin in each, shape (k,)."""
+    """Index of the first later call on the same thread that doesn't start inside each, shape (k,)."""
     edges = np.flatnonzero(np.diff(track, prepend=-1, append=-1)) if len(track) else np.zeros(1, np.int64)
     stop = np.arange(1, len(track) + 1)
     for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
@@ -266,18 +254,18 @@ def _stops(
 
 
 def thread_label(trace: Trace, track: int) -> str:
-    """A host thread in words, such as ``Thread 1234 (python)``."""
+    """Label of a host thread, e.g. ``Thread 1234 (python)``."""
     number = trace.tracks[track][1]
     name = trace.thread_names.get(track, "").removeprefix(f"thread {number}").strip(" ()")
     return f"Thread {number} ({name})" if name else f"Thread {number}"
 
 
 Covers = Literal["steps", "operators", "device events"]
-"""Time from the first of these to the end of the last."""
+"""What the covered time spans, from the start of the first to the end of the last."""
 
 
 class CoveredTime(Record, frozen=True, kw_only=True, eq=False):
-    """The time that figures of a device cover."""
+    """The time that a device's figures cover."""
 
     kind: Covers
     intervals: Intervals
@@ -288,7 +276,7 @@ class CoveredTime(Record, frozen=True, kw_only=True, eq=False):
 
 
 def covered_time(timeline: Timeline) -> CoveredTime | None:
-    """The kept steps; without any the time of all device events; ``None`` without these either."""
+    """The kept steps; without any, the time of all device events; ``None`` without either."""
     if timeline.span is not None and timeline.stretches is not None:
         has_ranges = timeline.steps is None or timeline.steps.has_ranges
         return CoveredTime(kind="steps" if has_ranges else "operators", intervals=timeline.stretches)
@@ -301,7 +289,7 @@ def covered_time(timeline: Timeline) -> CoveredTime | None:
 
 
 def busy_time(timeline: Timeline, device: int) -> Intervals:
-    """When one device is busy, in the whole trace."""
+    """When one device is busy, over the whole trace."""
     trace = timeline.trace
     rows = trace.device.event[trace.device.device == device]
     return union(trace.begin_ns[rows], trace.end_ns[rows])

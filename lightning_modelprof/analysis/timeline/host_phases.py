@@ -1,4 +1,4 @@
-"""Which phase owns which part of the profiled steps on the host."""
+"""Split the profiled steps on the host among the phases."""
 
 from __future__ import annotations
 
@@ -28,41 +28,41 @@ from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX, TRAC
 from lightning_modelprof.trace.model import Category, Trace
 
 PhaseSource = Literal["modelprof ranges", "torch ranges", "none"]
-"""What the phases are told apart by: this package's ranges, torch's own, or nothing."""
+"""Source of the phases: this package's ranges, torch's own, or nothing."""
 
 _MAX_DIGITS: Final = 18
-"""Of the number of a step; more are garbage."""
+"""Digits of a step number; more are garbage."""
 
 _PIECED: Final = frozenset({"backward", "forward"})
-"""Phases that are pieced together from operators where torch's own ranges are used: they have no calls."""
+"""Phases pieced together from operators when torch's own ranges are used; they have no calls."""
 
 
 class Steps(Record, frozen=True, kw_only=True):
-    """The steps as an interval set, and the thread that ran them."""
+    """The steps as an interval set, and their thread."""
 
     intervals: Intervals
     numbers: tuple[int, ...]
     track: int
     notes: tuple[str, ...]
     has_ranges: bool = True
-    """Whether they are ranges; if not, the one step is the span of all operators."""
+    """Whether they are ranges; if not, the only step is the span of all operators."""
     are_numbered: bool = True
-    """Whether the recorder numbered them, so that one step has the same number on all ranks."""
+    """Whether the recorder numbered them, so that a step has the same number on all ranks."""
     rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Of ranges that are no ``ProfilerStep``, on all threads."""
+    """Ranges that aren't ``ProfilerStep``, on all threads."""
     origin: str = ""
-    """What is to be said of where such ranges come from."""
+    """Note on where such ranges come from."""
 
 
 class HostTime(Record, frozen=True, kw_only=True):
-    """Who owns which part of the steps.
+    """Phases of the steps.
 
     Attributes:
         pieces: interval set of n rows inside the steps.
-        call: index of the call that owns each piece, shape (n,), values from 0 to m - 1.
-        phase: key of the phase of each call, shape (m,).
-        begin_ns: begin of each call's range, shape (m,).
-        not_ranges: phases that are pieced together and so have no calls, only one stand-in each.
+        call: index of each piece's call, shape (n,), values from 0 to m - 1.
+        phase: phase key of each call, shape (m,).
+        begin_ns: start of each call's range, shape (m,).
+        not_ranges: phases that are pieced together and so have no calls, only one placeholder each.
     """
 
     pieces: Intervals
@@ -74,16 +74,15 @@ class HostTime(Record, frozen=True, kw_only=True):
 
 
 def recorded_steps(trace: Trace) -> Collection[int] | None:
-    """Numbers of the complete steps, as the callback noted them in the trace; ``None`` if it did not."""
+    """Numbers of the complete steps, as noted by the callback in the trace; ``None`` without a note."""
     own = trace.metadata.get(TRACE_METADATA_KEY)
     numbers = own.get("recorded_steps") if isinstance(own, dict) else None
     return numbers if isinstance(numbers, list) else None
 
 
 def _host_ranges(trace: Trace, prefixes: tuple[str, ...], track: int | None = None) -> NDArray[np.intp]:
-    """Indices of the host ranges whose names start with one of the prefixes, in order of time."""
     names = np.concatenate([trace.name_ids(prefix) for prefix in prefixes])
-    # Torch 1.9 wrote ranges as operators; the device's twins of annotations are no host ranges.
+    # Torch 1.9 wrote ranges as operators; the device's copies of annotations aren't host ranges.
     host = (trace.category == Category.CPU_OP) | (trace.category == Category.USER_ANNOTATION)
     mask = host & np.isin(trace.name, names)
     return np.flatnonzero(mask if track is None else mask & (trace.track == track))
@@ -95,12 +94,12 @@ def _suffix(trace: Trace, index: int, prefix: str = STEP_RANGE_PREFIX) -> str:
 
 
 def has_step_ranges(trace: Trace) -> bool:
-    """Whether the trace has ``ProfilerStep`` ranges on the host, of whatever length."""
+    """Whether the trace has ``ProfilerStep`` ranges on the host, of any length."""
     return len(_host_ranges(trace, (STEP_RANGE_PREFIX,))) > 0
 
 
 def find_steps(trace: Trace, wanted: Collection[int] | None) -> Steps | None:
-    """The wanted steps on the thread that has most of them, ``None`` without any."""
+    """The wanted steps on the thread with most of them, ``None`` without any."""
     ranges = _host_ranges(trace, (STEP_RANGE_PREFIX,))
     texts = {index: _suffix(trace, index) for index in ranges.tolist()}
     numbered = {i: int(text) for i, text in texts.items() if text.isdecimal() and len(text) <= _MAX_DIGITS}
@@ -123,12 +122,12 @@ def find_steps(trace: Trace, wanted: Collection[int] | None) -> Steps | None:
 
 
 def host_time(trace: Trace, steps: Steps) -> HostTime:
-    """The phases from this package's ranges, without any from torch's."""
+    """Phases from this package's ranges, or else from torch's."""
     return own_host_time(trace, steps) or torch_host_time(trace, steps)
 
 
 def own_host_time(trace: Trace, steps: Steps) -> HostTime | None:
-    """The phases from this package's ranges, which nest like calls; ``None`` when there are none."""
+    """Phases from this package's ranges, which nest like calls; ``None`` without any."""
     ranges = _host_ranges(trace, (RANGE_PREFIX,), steps.track)
     if not len(ranges):
         return None
@@ -144,18 +143,18 @@ def own_host_time(trace: Trace, steps: Steps) -> HostTime | None:
 
 
 def torch_host_time(trace: Trace, steps: Steps) -> HostTime:
-    """The phases from torch's own ranges, as far as the trace has any.
+    """Phases from torch's own ranges, if any.
 
-    Dataloader, Zero grad and Optimization are ranges on the steps' thread. Backward and Forward are
-    pieced together from operators: they have time, but no calls. Where they overlap (an optimizer step
-    around a closure), the first of ``layers`` owns the time.
+    Dataloader, Zero grad and Optimization are ranges on the steps' thread. Backward and Forward are pieced
+    together from operators: they have time, but no calls. Where they overlap (an optimizer step around a
+    closure), the first of ``layers`` gets the time.
     """
     dataloader = _ranges_on(trace, steps, *DATALOADER_PREFIXES)
     zero_grad = _ranges_on(trace, steps, ZERO_GRAD_PREFIX)
     optimizer = _ranges_on(trace, steps, OPTIMIZER_PREFIX)
     backward = _autograd_time(trace)
     forward = _forward_time(trace, steps, backward)
-    layers = (  # phase, its time, its calls; what is pieced together counts as one
+    layers = (  # phase, its time, its calls; a pieced-together phase counts as one call
         ("dataloader", dataloader, dataloader),
         ("zero_grad", zero_grad, zero_grad),
         ("backward", backward, backward[:1]),
@@ -182,22 +181,21 @@ def torch_host_time(trace: Trace, steps: Steps) -> HostTime:
 
 
 def _ranges_on(trace: Trace, steps: Steps, *prefixes: str) -> Intervals:
-    """Ranges on the steps' thread, without those inside another one of the same kind."""
+    """Outermost ranges of one kind on the steps' thread."""
     ranges = _host_ranges(trace, prefixes, steps.track)
     return outermost(trace.begin_ns[ranges], trace.end_ns[ranges])[0]
 
 
 def _autograd_time(trace: Trace) -> Intervals:
-    """Time in which any thread is in a node of autograd's graph."""
     nodes = _host_ranges(trace, (AUTOGRAD_PREFIX,))
-    if not len(nodes):  # before torch 1.10 the engine had no range; the nodes' own names tell
+    if not len(nodes):  # before torch 1.10, the engine had no range, only the nodes
         names = [i for i, name in enumerate(trace.names) if "Backward" in name or "AccumulateGrad" in name]
         nodes = np.flatnonzero((trace.category == Category.CPU_OP) & np.isin(trace.name, names))
     return union(trace.begin_ns[nodes], trace.end_ns[nodes])
 
 
 def _after_backward(optimizer: Intervals, backward: Intervals) -> Intervals:
-    """Optimizer steps without what comes before the end of the last backward in them (a closure)."""
+    """Optimizer steps from the end of the last backward inside them (a closure)."""
     if not len(backward):
         return optimizer
     last = np.searchsorted(backward[:, 0], optimizer[:, 1]) - 1
@@ -208,7 +206,7 @@ def _after_backward(optimizer: Intervals, backward: Intervals) -> Intervals:
 
 
 def _forward_time(trace: Trace, steps: Steps, backward: Intervals) -> Intervals:
-    """Time in operators on the steps' thread, in each step before its first backward."""
+    """Time in operators on the steps' thread before each step's first backward."""
     not_operators = np.concatenate(
         [
             trace.name_ids(prefix)

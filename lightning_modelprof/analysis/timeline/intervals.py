@@ -1,8 +1,8 @@
 """Algebra of half-open intervals in integer nanoseconds.
 
 An interval set is an int64 array of shape (n, 2) with rows ``[begin, end)`` that are sorted, disjoint and
-not empty; rows may touch, where it matters which is which. :func:`union` makes one out of any intervals;
-the other functions expect and return such sets. Nothing is changed in place.
+not empty; rows may touch where it matters which is which. :func:`union` makes one from any intervals; the
+other functions expect and return such sets. Nothing is modified in place.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LAST: Final = np.iinfo(np.int64).max
 
 
 def different(values: NDArray[_IntegerT]) -> NDArray[_IntegerT]:
-    """The different numbers of a column in order; ``np.unique`` would import ``numpy.ma`` for its masks."""
-    ordered = np.sort(values, kind="stable")  # of a few sorted columns, one behind the other, much faster
+    """Sorted distinct numbers; unlike ``np.unique``, doesn't import ``numpy.ma``."""
+    ordered = np.sort(values, kind="stable")  # much faster for a few sorted columns in a row
     is_first = np.ones(len(ordered), np.bool_)
     np.not_equal(ordered[1:], ordered[:-1], out=is_first[1:])
     return ordered[is_first]
 
 
 def numbered(values: NDArray[_IntegerT]) -> tuple[NDArray[_IntegerT], NDArray[np.int64]]:
-    """The different numbers of a column in order, and for each number its place among them."""
+    """Sorted distinct numbers, and each number's position among them."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     is_first = np.ones(len(ordered), np.bool_)
@@ -41,19 +41,14 @@ def numbered(values: NDArray[_IntegerT]) -> tuple[NDArray[_IntegerT], NDArray[np
 
 
 def is_among(values: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which of the numbers are among some, as ``np.isin`` says, which may import ``numpy.ma``, too."""
+    """Which numbers are in ``some``; unlike ``np.isin``, never imports ``numpy.ma``."""
     ordered = np.sort(some)
     place = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
     return ordered[place] == values if len(ordered) else np.zeros(len(values), np.bool_)
 
 
 def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:
-    """Merge any intervals into an interval set without touching rows; empty ones vanish.
-
-    Args:
-        begin_ns: begin of each interval, shape (n,), in any order.
-        end_ns: end of each interval, shape (n,).
-    """
+    """Merge any intervals, in any order, into an interval set without touching rows; empty ones vanish."""
     kept = begin_ns < end_ns
     order = np.argsort(begin_ns[kept], kind="stable")
     begin = begin_ns[kept][order]
@@ -68,7 +63,7 @@ def union(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Intervals:
 def intersect(left: Intervals, right: Intervals) -> Intervals:
     first = np.searchsorted(right[:, 1], left[:, 0], side="right")
     last = np.searchsorted(right[:, 0], left[:, 1], side="left")
-    pairs = np.maximum(last - first, 0)  # how many intervals of `right` each of `left` meets
+    pairs = np.maximum(last - first, 0)  # number of `right` intervals that each `left` one meets
     in_left = np.repeat(np.arange(len(left)), pairs)
     in_right = np.arange(len(in_left)) + np.repeat(first - (np.cumsum(pairs) - pairs), pairs)
     begin = np.maximum(left[in_left, 0], right[in_right, 0])
@@ -82,16 +77,16 @@ def subtract(left: Intervals, right: Intervals) -> Intervals:
 
 
 def length(intervals: Intervals) -> int:
-    """Nanoseconds covered."""
+    """Total nanoseconds."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())
 
 
 def partition(whole: Intervals, layers: Sequence[Intervals]) -> list[Intervals]:
-    """Split ``whole`` among layers: each takes what the layers before it left over.
+    """Split ``whole`` among layers: each takes what earlier layers left.
 
     Returns:
-        One interval set per layer, in the same order, and at the end what no layer claims. They are
-        disjoint and their lengths sum to the length of ``whole`` exactly.
+        One interval set per layer, in the same order, then the rest. They are disjoint and their lengths sum
+        to the length of ``whole`` exactly.
     """
     parts = []
     rest = whole
@@ -102,15 +97,7 @@ def partition(whole: Intervals, layers: Sequence[Intervals]) -> list[Intervals]:
 
 
 def locate(points_ns: NDArray[np.int64], intervals: Intervals) -> NDArray[np.intp]:
-    """Index of the interval that contains each point, -1 where none does.
-
-    Args:
-        points_ns: shape (n,), in any order.
-        intervals: an interval set of m rows.
-
-    Returns:
-        Shape (n,), values from -1 to m - 1.
-    """
+    """Index of the interval that contains each point (in any order), -1 without one, shape (n,)."""
     index = np.searchsorted(intervals[:, 0], points_ns, side="right") - 1
     if not len(intervals):
         return index
@@ -120,21 +107,21 @@ def locate(points_ns: NDArray[np.int64], intervals: Intervals) -> NDArray[np.int
 def innermost(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[Intervals, NDArray[np.intp]]:
     """Split nested ranges of one thread into the times in which each is the innermost one.
 
-    Where ranges do not nest properly, the one that began last counts as the inner one.
+    If ranges don't nest properly, the one that started last counts as the inner one.
 
     Args:
-        begin_ns: begin of each range, shape (n,), sorted; of two with the same begin the outer one first.
+        begin_ns: start of each range, shape (n,), sorted; with equal starts, the outer one first.
         end_ns: end of each range, shape (n,).
 
     Returns:
-        An interval set of m rows (neighbours may touch), and for each row the index of its range.
+        An interval set of m rows (neighbors may touch), and the index of each row's range.
     """
     begins, ends = begin_ns.tolist(), end_ns.tolist()
     pieces: list[tuple[int, int]] = []
     owners: list[int] = []
     stack: list[int] = []
     now = 0
-    for index, begin in [*enumerate(begins), (-1, max(ends, default=0))]:  # at the end all are closed
+    for index, begin in [*enumerate(begins), (-1, max(ends, default=0))]:  # the last round closes all
         while stack and now < begin:
             end = min(ends[stack[-1]], begin)
             if now < end:
@@ -149,16 +136,16 @@ def innermost(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[I
 
 
 def outermost(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Ranges of one thread that follow each other: without empty ones and those inside an earlier one.
+    """Successive ranges of one thread, without empty ones and those inside an earlier one.
 
-    A range that begins before the earlier one ends (by rounding in old traces) begins where that ends.
+    A range that starts before the earlier one ends (by rounding in old traces) starts where that one ends.
 
     Args:
-        begin_ns: begin of each range, shape (n,), sorted.
+        begin_ns: start of each range, shape (n,), sorted.
         end_ns: end of each range, shape (n,).
 
     Returns:
-        An interval set of m rows (neighbours may touch), and for each row the index of its range.
+        An interval set of m rows (neighbors may touch), and the index of each row's range.
     """
     reached = np.maximum.accumulate(np.append(_FIRST, end_ns))[:-1]
     begin = np.maximum(begin_ns, reached)

@@ -1,4 +1,4 @@
-"""Memory over a window by what holds it: each block from its allocation to its release, and whose it is."""
+"""Memory over a window by use: each block from allocation to release."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAYERS: Final = (
     "temporary",
     "other",
 )
-"""What memory is held for, the lowest layer first. ``before`` was there when the window began."""
+"""What memory is used for, lowest layer first. ``before`` was allocated before the window."""
 
 _BEFORE, _STATE, _GRADIENTS, _BATCH, _ACTIVATIONS, _TEMPORARY, _OTHER = range(len(LAYERS))
 
@@ -31,26 +31,26 @@ _OF_PHASE: Final = {
     "backward": _GRADIENTS,
     "optimizer": _STATE,
 }
-"""What a block is that its phase leaves behind."""
+"""Layer of a block that outlives its phase."""
 
 MOST_POINTS: Final = 400
 
 Joined = Literal["address", "size"]
-"""By what a release is joined to its allocation: exactly, or the newest block of its size."""
+"""How a release is matched to its allocation: exactly, or as the newest block of its size."""
 
 
 class MemoryLayers(Record, frozen=True, kw_only=True):
-    """What one device had allocated in a window, by layer, at no more than ``MOST_POINTS`` moments.
+    """Allocated memory of one device in a window, by layer, at no more than ``MOST_POINTS`` moments.
 
-    The window is cut into equal parts, and each has the moment at which most was allocated in it.
+    The window is split into equal parts, each represented by the moment of its peak.
 
     Attributes:
-        begin_ns, part_ns: begin of the first part, and the length of each.
-        layers_bytes: of each of ``LAYERS``, a value for each part. Together they are what was allocated.
-        peak_bytes: most of their sum at any moment.
-        is_whole: whether the sum is what the allocator counted; otherwise what is known of it: blocks that
-            the window allocated or released.
-        has_phases: whether the trace tells phases; without them all that the window allocated is ``other``.
+        begin_ns, part_ns: start of the first part, and the length of each.
+        layers_bytes: of each of ``LAYERS``, a value per part. They sum to the allocated memory.
+        peak_bytes: largest sum at any moment.
+        is_whole: whether the sum is the allocator's count; otherwise it's only the blocks that the window
+            allocated or released.
+        has_phases: whether the trace has phases; without them all that the window allocated is ``other``.
     """
 
     begin_ns: int
@@ -63,12 +63,12 @@ class MemoryLayers(Record, frozen=True, kw_only=True):
 
 
 def memory_curve(timeline: Timeline, rows: NDArray[np.intp], *, counts_all: bool) -> MemoryLayers | None:
-    """The layers of one device; ``None`` where nothing was allocated or released in any time.
+    """Layers of one device; ``None`` if nothing was allocated or released in any time.
 
     Args:
         timeline: the trace, with k allocations and releases.
         rows: those of the device, in order of time.
-        counts_all: whether what torch writes as allocated there is all that is.
+        counts_all: whether torch's count of allocated bytes is complete there.
     """
     events = timeline.trace.allocations
     time_ns, size = events.time_ns[rows], events.size_bytes[rows]
@@ -80,7 +80,7 @@ def memory_curve(timeline: Timeline, rows: NDArray[np.intp], *, counts_all: bool
     levels = _levels(_layers_of(timeline, time_ns, size, partner), size)
     is_whole = counts_all and bool((allocated >= 0).all())
     if is_whole:
-        # As recorded: what the window did not allocate was there before.
+        # As recorded: memory that the window didn't allocate was there before.
         levels[_BEFORE] = allocated - (levels.sum(axis=0) - levels[_BEFORE])
         before = allocated[0] - size[0]
     else:
@@ -102,10 +102,10 @@ def memory_curve(timeline: Timeline, rows: NDArray[np.intp], *, counts_all: bool
 
 
 def _ranked_by_size(size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A number for each event that an allocation has in common with the release that ends it.
+    """Number that an allocation and its release have in common, shape (k,).
 
-    A release ends the newest block of its size: where blocks of one size are as many before an allocation as
-    after a release, they belong together. Shape (k,).
+    A release ends the newest block of its size. So an allocation and a release belong together if the count
+    of blocks of that size is the same before the one and after the other.
     """
     magnitude = np.abs(size)
     order = np.argsort(magnitude, kind="stable")
@@ -119,12 +119,7 @@ def _ranked_by_size(size: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _partners(key: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The release of each allocation and the allocation of each release, -1 for none, shape (k,).
-
-    Args:
-        key: what both have in common, such as their address, shape (k,).
-        size: in order of time, negative for releases, shape (k,).
-    """
+    """Each allocation's release (negative size) and each release's allocation, -1 for none, shape (k,)."""
     rows = np.flatnonzero(size)
     order = rows[np.argsort(key[rows], kind="stable")]
     first, second = order[:-1], order[1:]
@@ -143,7 +138,7 @@ def _layers_of(
     allocates = size > 0
     for key, of_phase in _OF_PHASE.items():
         layer[allocates & (phase == key)] = of_phase
-    # What its own phase releases in the same step is left to nobody.
+    # Blocks that their own phase releases in the same step are temporary.
     ends = np.flatnonzero(allocates & (partner >= 0))
     same = (phase[ends] == phase[partner[ends]]) & (step[ends] == step[partner[ends]]) & (step[ends] >= 0)
     brief = ends[same & (layer[ends] != _OTHER) & (layer[ends] != _BATCH)]
@@ -156,7 +151,7 @@ def _layers_of(
 
 
 def _phases_at(timeline: Timeline, time_ns: NDArray[np.int64]) -> tuple[NDArray[np.str_], NDArray[np.int64]]:
-    """Phase of the host and number of the step at each moment, ``""`` and -1 where there is none."""
+    """Host phase and step index at each moment, ``""`` and -1 without one."""
     phase, step = np.full(len(time_ns), "", "U32"), np.full(len(time_ns), -1, np.int64)
     host = timeline.host_time
     if host is None or timeline.steps is None or not _has_phases(timeline):
@@ -176,24 +171,24 @@ def _has_phases(timeline: Timeline) -> bool:
 
 
 def _levels(layer: NDArray[np.int64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What each layer holds after each event, from 0 on, shape (layers, k)."""
+    """Content of each layer after each event, starting from 0, shape (layers, k)."""
     return np.stack([np.cumsum(np.where(layer == number, size, 0)) for number in range(len(LAYERS))])
 
 
 def _highest_of_parts(
     time_ns: NDArray[np.int64], total: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], int, int]:
-    """The event after which most was allocated in each part, the begin of the first, and their length.
+    """The event after each part's peak, the start of the first part, and their length.
 
-    A part without an event has the last one before it.
+    A part without an event has the last event before it.
     """
     begin_ns = int(time_ns[0])
     part_ns = int(time_ns[-1] - begin_ns) // MOST_POINTS + 1
     part = (time_ns - begin_ns) // part_ns
-    highest = np.lexsort((np.arange(len(total)), total, part))  # of equals the last
+    highest = np.lexsort((np.arange(len(total)), total, part))  # of equal ones, the last
     is_last = np.append(np.diff(part[highest]) > 0, True)
     place = np.full(int(part[-1]) + 1, -1, np.int64)
     place[part[highest[is_last]]] = highest[is_last]
-    # What lasts through a part is what was there after the last event before it, not the highest before.
+    # A part without events keeps the level after the last event before it, not the highest before.
     ends = np.searchsorted(part, np.arange(len(place)), side="right") - 1
     return np.where(place >= 0, place, ends), begin_ns, part_ns

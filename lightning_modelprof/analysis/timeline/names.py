@@ -1,4 +1,4 @@
-"""What the name of a host event says about it: the words of torch, its backends and Lightning."""
+"""Meaning of host event and kernel names: the vocabulary of torch, its backends and Lightning."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LIGHTNING_PREFIX: Final = "[pl]"
 
 
 MODULE_PREFIXES: Final = ("nn.Module: ", "[pl][module]")
-"""Of the ranges that torch (``with_modules``) and Lightning's PyTorchProfiler write around a module."""
+"""Prefixes of torch's (``with_modules``) and Lightning's (PyTorchProfiler) ranges around a module."""
 
 
 _LIBRARY_RANGE: Final = re.compile(
     r"(?:\w*ccl|cncl|ucc):(?!:)"
-    # Of any other backend, which writes what c10d calls the collective.
+    # Any other backend, which writes c10d's name of the collective.
     r"|(?!gloo:|mpi:)[\w.-]+:_?(?:(?:sparse_)?all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast|reduce"
     r"|gather|scatter|barrier|send|recv(?:AnySource|_any_source)?)"
     r"(?:_(?:base|coalesced|into|tensor|single|sparse|oop|uneven|v|object|list))*(?![\w.:(])"
@@ -37,11 +37,11 @@ _LIBRARY_RANGE: Final = re.compile(
 
 
 _HOST_RANGES: Final = ("gloo:", "mpi:")
-"""Of backends that communicate on the host: what else is launched in their ranges are copies."""
+"""Backends that communicate on the host; anything launched in their ranges is a copy."""
 
 
 _NCCL: Final = "nccl:"
-"""Also of RCCL: torch writes one name for both."""
+"""Also RCCL's: torch writes one name for both."""
 
 
 SYMMETRIC_MEMORY_PREFIX: Final = "symm_mem::"
@@ -60,7 +60,7 @@ _RANGES: Final = (
     _OPTIMIZERS,
     *DATALOADER_PREFIXES,
 )
-"""Torch 1.9 wrote annotations as operators: these are none."""
+"""Torch 1.9 wrote annotations as operators; these aren't operators."""
 
 
 _TORCH_RANGES: Final = (
@@ -84,14 +84,14 @@ _TORCH_RANGES: Final = (
     "fused_matmul_reduce_scatter",
     "fused_scaled_matmul_reduce_scatter",
 )
-"""Of ranges that torch writes itself, found by its calls of ``record_function`` in torch 2.13."""
+"""Prefixes of ranges that torch writes itself: its calls of ``record_function`` in torch 2.13."""
 
 
 _TORCH_ENDINGS: Final = (" (dynamo_timed)", "_inductor_wrapper_call")
 
 
 def launches_communication(name: str) -> bool:
-    """Whether the kernels launched in the host range of this name communicate.
+    """Whether kernels launched in the host range of this name communicate.
 
     Not those of operators that also compute, such as ``symm_mem::fused_all_gather_matmul``.
     """
@@ -101,12 +101,12 @@ def launches_communication(name: str) -> bool:
 
 
 def is_communication_operator(name: str) -> bool:
-    """Whether the host range of this name is a communication backend's operator (``nccl:all_reduce``)."""
+    """Whether this is a communication backend's operator on the host (``nccl:all_reduce``)."""
     return name.startswith(_HOST_RANGES) or asks_device_to_communicate(name)
 
 
 def asks_device_to_communicate(name: str) -> bool:
-    """Whether the host range of this name only asks a device for communication, as those of NCCL do."""
+    """Whether this host range only asks a device to communicate, as NCCL's do."""
     return _LIBRARY_RANGE.match(name) is not None
 
 
@@ -114,13 +114,13 @@ def communicates_on_host(name: str, *, launches: bool) -> bool:
     """Whether a host range of this name is communication itself; NCCL's only ask a device for it.
 
     Args:
-        launches: whether a kernel that communicates was launched in it.
+        launches: whether it launched a communication kernel.
     """
     return name.startswith(_HOST_RANGES) or not (launches or name.startswith(_NCCL))
 
 
 def is_collective_call(name: str) -> bool:
-    """Whether the operator of this name asks for communication, such as ``c10d::allreduce_``."""
+    """Whether this operator asks for communication, e.g. ``c10d::allreduce_``."""
     return name.startswith(_COLLECTIVE_CALLS)
 
 
@@ -130,24 +130,24 @@ _LIKE_COLLECTIVE: Final = re.compile(
 
 
 def looks_like_communication(name: str) -> bool:
-    """Whether the operator or range of this name may communicate, though it is of no known backend."""
+    """Whether this operator or range may communicate, although its backend is unknown."""
     is_known = is_communication_operator(name) or is_collective_call(name) or is_place(name)
     return not is_known and _LIKE_COLLECTIVE.search(name) is not None
 
 
 def is_dataloader(name: str) -> bool:
-    """Whether the host range of this name is a fetch of a batch by torch's DataLoader."""
+    """Whether this host range is a batch fetch by torch's DataLoader."""
     loader, pipe = DATALOADER_PREFIXES
     return name.startswith(pipe) or (name.startswith(loader) and name.endswith(".__next__"))
 
 
 def is_range(name: str) -> bool:
-    """Whether the operator of this name is none, but an annotation of torch, Lightning or this package."""
+    """Whether this operator is really an annotation of torch, Lightning or this package."""
     return name.startswith(_RANGES)
 
 
 def is_place(name: str) -> bool:
-    """Whether the range of this name says where the host is, not that it works (a step, a phase, a hook)."""
+    """Whether this range shows where the host is, not that it works (a step, a phase, a hook)."""
     return name.startswith((STEP_RANGE_PREFIX, RANGE_PREFIX, LIGHTNING_PREFIX))
 
 
@@ -160,7 +160,7 @@ def is_torch_range(name: str) -> bool:
 
 
 def is_shown_elsewhere(name: str) -> bool:
-    """Whether ranges of this name are what another table is about: steps, phases, modules, communication."""
+    """Whether another table covers these ranges: steps, phases, modules, communication."""
     return (
         is_place(name)
         or is_module(name)
@@ -172,70 +172,70 @@ def is_shown_elsewhere(name: str) -> bool:
 
 _COMMUNICATION: Final = re.compile(
     # Libraries: NCCL, RCCL, HCCL, XCCL, MSCCL(++), oneCCL (also mangled: N3ccl2v1...), NVSHMEM, rocSHMEM,
-    # DeepEP and other exchanges between experts, userbuffers of Transformer Engine.
+    # DeepEP and other expert exchanges, Transformer Engine's userbuffers.
     r"[nrhx]ccl|msccl|oneccl|(?<![a-z])ccl(?=_|::|\d)|nvshmem|rocshmem|(?:barrier|sync)(?:_all)?_on_stream_kernel"
     r"|deep_ep|::ep::|(?:inter|intra)_?node|userbuffers"
-    # Without a library: symmetric memory of torch, custom collectives of vLLM, FlashInfer and TensorRT-LLM.
+    # Without a library: torch's symmetric memory, custom collectives of vLLM, FlashInfer and TensorRT-LLM.
     r"|multimem_|cross_device_reduce"
     r"|(?<!warp)(?<!warp_)(?<!block)(?<!block_)(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"
 )
 
 
 _COMPUTES_TOO: Final = re.compile(r"^triton_\w+_fused|gemm|matmul|_mm(?:_|\b)")
-"""In names of kernels that also multiply, or that a compiler made of what is around a collective."""
+"""In names of kernels that also multiply, or that a compiler generated from code around a collective."""
 
 
 _AROUND_PRODUCTS: Final = re.compile(
-    # What a compiler made of elementwise operators, reductions and loops, whatever it fused.
+    # Compiler output for elementwise operators, reductions and loops, whatever it fused.
     r"^triton_(?:poi|red|per|for)_fused|elementwise_kernel"
-    # Changes of layout, sums of split products, and the steps around attention.
+    # Layout changes, sums of split products, and the steps around attention.
     r"|nchwtonhwc|nhwctonchw|splitk_?reduce|flash\w*(?:combine|convert_d|dot_do_o|clear_d|pre_?process|post_?process)"
-    # Products of fused multiply-adds.
+    # Products from fused multiply-adds.
     r"|ffma|hfma|dfma|simt|scudnn|universalfma"
 )
-"""In names, in lower case, of kernels that leave tensor cores alone, whatever else stands there."""
+"""In lower-case names of kernels that don't use tensor cores, whatever else the names contain."""
 
 
 _TENSOR_CORES: Final = re.compile(
     # Instructions and their shapes.
     r"hmma|gmma|wmma|umma|tcgen05|(?<![a-z])[idbq]mma(?![a-z])|[hsd]884|[hsdc]1688|i8816|16816|161616|16832|16864"
     r"|m(?:8|16|32|64)n\d+k\d+"
-    # Libraries that multiply matrices with nothing else; cuDNN's older names.
+    # Libraries that only multiply matrices on tensor cores; cuDNN's older names.
     r"|tensorop|nvjet|marlin::marlin<|machete|deep_gemm::|xmma_(?:gemm|sparse_gemm|sparse_conv|fprop|dgrad|wgrad)"
     r"|xmma_(?:warp_specialized_)?implicit_gemm|dgrad_1x1_stride_2x2|first_layer_wgrad_kernel|conv1x1"
     r"|conv2d_c1_k1|direct_group"
-    # CUTLASS since Hopper, and anybody's products for newer devices or of eight bits and fewer.
+    # CUTLASS since Hopper, and any products for newer devices or of eight bits and fewer.
     r"|cutlass::device_kernel<.*(?:gemm|mainloop)|(?:gemm|bmm).*(?:fp8|e4m3|e5m2|e2m1|fp4|sm90|sm1\d\d)"
     r"|(?:fp8|e4m3|e5m2|e2m1|fp4|sm90|sm1\d\d).*(?:gemm|bmm)"
     # Attention: FlashAttention, cuDNN, CUTLASS, TensorRT-LLM, FlashInfer's prefill.
     r"|flash_(?:fwd|bwd|fprop|bprop)|fmha|flash::(?:flashattn|compute_attn|collectivemainloop|enable_sm)"
     r"|attention(?:backward)?kernel<.*cutlass|prefillwith\w+kernel"
 )
-"""In names, in lower case, of kernels that multiply matrices on tensor cores."""
+"""In lower-case names of kernels that multiply matrices on tensor cores."""
 
 
 _NO_PRODUCTS: Final = re.compile(
     r"\bcub::|\bthrust::|multi_tensor_apply|fft2d|winograd|embedding|cudnn::(?:bn_|ops::|pooling)|layer_?norm|rms_?norm"
     r"|batch_?norm|soft_?max|rotary|memset|transpose|cast_to_fp8|gemv|gemmsn|(?<![a-z])[dhszc]gemm"
 )
-"""In names, in lower case, of kernels of other operators, or of products that need none of them."""
+"""In lower-case names of kernels of other operators, or of products that don't need tensor cores."""
 
 
 _PRODUCTS_OF_TORCH: Final = re.compile(r"gemm|matmul|mm_|conv(?!ert)|attention")
 
 
 def uses_tensor_cores(kernel: str) -> bool | None:
-    """Whether the kernel of this name works on tensor cores, of a device that has them.
+    """Whether the kernel of this name uses tensor cores, on a device that has them.
 
-    Source: the list of torch_tb_profiler (pytorch/kineto, ``profiler/tensor_core.py`` of its
-    ``tb_plugin``), which takes it from NVIDIA's names, and what libraries since then write into theirs.
+    Source: the list of torch_tb_profiler (pytorch/kineto, ``profiler/tensor_core.py`` of its ``tb_plugin``),
+    which takes it from NVIDIA's names, and names that libraries have used since.
 
     Returns:
-        ``None`` where the name does not tell, as of most kernels that somebody wrote or generated.
+        ``None`` if the name doesn't show it, as for most custom or generated kernels.
 
     Caveats: a guess from names.
     """
-    lower = kernel.lower().replace("fbgemm", "")  # a library of much else
+    lower = kernel.lower().replace("fbgemm", "")  # a library of many other kernels
     if is_communication_kernel(kernel) or _AROUND_PRODUCTS.search(lower):
         return False
     if _TENSOR_CORES.search(lower):
@@ -245,11 +245,11 @@ def uses_tensor_cores(kernel: str) -> bool | None:
 
 
 def is_communication_kernel(kernel: str) -> bool:
-    """Whether the kernel of this name moves data between ranks, or is of a library that does nothing else."""
+    """Whether this kernel moves data between ranks, or is from a library that does nothing else."""
     lower = kernel.lower()
     return _COMMUNICATION.search(lower) is not None and _COMPUTES_TOO.search(lower) is None
 
 
 def is_torch_kernel(kernel: str) -> bool:
-    """Whether torch's own operators have a kernel of this name, such as copies around a collective."""
+    """Whether torch's own operators have a kernel of this name, e.g. copies around a collective."""
     return "at::native" in kernel

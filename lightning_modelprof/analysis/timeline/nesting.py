@@ -1,4 +1,4 @@
-"""Which host event encloses which: the call tree of every thread."""
+"""The call tree of every thread: which host event encloses which."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ _NESTING: Final = (
     Category.RUNTIME,
     Category.PYTHON_FUNCTION,
 )
-"""Events of a host thread, which nest like calls."""
+"""Host thread events, which nest like calls."""
 
 
 _NEVER: Final = 2**63
 
 
 _MAX_OPENING_FUNCTIONS: Final = 64
-"""Functions from the one that goes on in a range down to the one that opens it; about ten are usual."""
+"""Functions from the one that continues in a range down to the one that opens it; about ten are usual."""
 
 
 _ROUNDING_NS: Final = 2_000
-"""An operator of C++ ends no later after the function that called it: old traces have whole microseconds."""
+"""Most that a C++ operator ends after its calling function: old traces have whole microseconds."""
 
 
 _OPENING_OPERATORS: Final = "RecordFunctionFast"
-"""In the names of the functions by which Python opens and closes what the profiler writes as an operator."""
+"""In the names of functions through which Python opens and closes what the profiler writes as operators."""
 
 
 _Stack = list[tuple[int, int]]
 
 
 def find_parents(trace: Trace) -> NDArray[np.int64]:
-    """The innermost event of the same thread that is open when each host event begins.
+    """The innermost event open on the same thread when each host event starts.
 
-    Two kinds of events do not nest, and are made to. An event that ends after the one around it (by the
-    rounding of old traces) counts as ending with it. But a range that is opened inside of a Python function
-    and ends after it (``record_function.__enter__`` opens one and returns) is around whatever comes after
-    that function: its parent is the first event that ends no earlier. So is an operator that Python opened
-    (``RecordFunctionFast.__enter__``, as torch.compile does): the function around its begin says so, or that
-    it ends later than rounding explains, since an operator of C++ ends before the function that called it.
+    Two kinds of events don't nest, and are made to. An event that ends after the one around it (by the
+    rounding of old traces) counts as ending with it. But a range that is opened inside a Python function and
+    ends after it (``record_function.__enter__`` opens one and returns) encloses whatever comes after that
+    function: its parent is the first event that ends no earlier. So does an operator opened from Python
+    (``RecordFunctionFast.__enter__``, as in torch.compile). Such an operator is recognized by the function
+    around its start, or because it ends later than rounding explains: a C++ operator ends before its caller.
 
     Returns:
-        Shape (n,): row of the event around it, -1 for outermost ones and for those of the device.
+        Shape (n,): row of the event around it, -1 for outermost and device events.
     """
     rows = np.flatnonzero(trace.is_category(*_NESTING))
     parent = np.full(len(trace), -1, np.int64)
@@ -66,7 +66,7 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
     is_late = trace.is_category(Category.USER_ANNOTATION) | named_as_range
     is_operator = trace.is_category(Category.CPU_OP)
     is_opening = is_function & trace.is_named(lambda name: _OPENING_OPERATORS in name)
-    # Per thread what is open, as (end, row), innermost last; at the bottom what never ends.
+    # Open events per thread as (end, row), innermost last, with one that never ends at the bottom.
     stacks: list[_Stack] = [[(_NEVER, -1)] for _ in trace.tracks]
     for row, begin, end, track in zip(
         rows.tolist(),
@@ -94,7 +94,7 @@ def find_parents(trace: Trace) -> NDArray[np.int64]:
 
 
 def _open_beneath(stack: _Stack, end: int, row: int, is_function: NDArray[np.bool_]) -> int:
-    """Open a range beneath the Python functions that it outlives; returns what is around it."""
+    """Open a range beneath the Python functions that it outlives; return the event around it."""
     outlived: _Stack = []
     while len(outlived) < _MAX_OPENING_FUNCTIONS and stack[-1][0] < end and is_function[stack[-1][1]]:
         outlived.append(stack.pop())
@@ -105,34 +105,26 @@ def _open_beneath(stack: _Stack, end: int, row: int, is_function: NDArray[np.boo
 
 
 def nearest_ancestor(parent: NDArray[np.int64], wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The innermost of the wanted events around each event, not itself.
-
-    Args:
-        parent: row of the event around each, -1 without one, shape (n,).
-        wanted: which events count, shape (n,).
-
-    Returns:
-        Shape (n,): -1 where no wanted event is around.
-    """
+    """The innermost wanted event around each event, excluding itself, -1 without one, shape (n,)."""
     found: NDArray[np.int64] = parent.copy()
     searching = np.flatnonzero(found >= 0)
     while True:
         searching = searching[~wanted[found[searching]]]
         if not len(searching):
             return found
-        # What is known of the one around it is known of the event, too: rounds double what is skipped.
+        # The parent's ancestor is also the event's: each round doubles the levels skipped.
         found[searching] = found[found[searching]]
         searching = searching[found[searching] >= 0]
 
 
 class LaunchLinks(Record, frozen=True, kw_only=True, eq=False):
-    """What launched each of the m device events, in the order of ``Trace.device``.
+    """Launch of each of the m device events, in the order of ``Trace.device``.
 
     Attributes:
         runtime: int64, shape (m,): row of the runtime call with the same correlation id, -1 without one.
-        operator: int64, shape (m,): row of the innermost operator around that call on its thread; without
-            a call the operator of the same external id; -1 without one.
-        begin_ns: int64, shape (m,): begin of the call, without one of the operator, -1 without either.
+        operator: int64, shape (m,): row of the innermost operator around that call on its thread; without a
+            call, the operator with the same external id; -1 without one.
+        begin_ns: int64, shape (m,): start of the call, or else of the operator; -1 without either.
     """
 
     runtime: NDArray[np.int64]
@@ -152,7 +144,7 @@ def link_launches(trace: Trace, parent: NDArray[np.int64], is_operator: NDArray[
     runtime = _match(trace.correlation, np.flatnonzero(trace.category == Category.RUNTIME), work)
     operator = np.where(runtime >= 0, nearest_ancestor(parent, is_operator)[runtime], -1)
     lost = np.flatnonzero(runtime < 0)
-    # Torch 1.12 to 2.0 wrote the correlation as the external id: that number belongs to another operator.
+    # Torch 1.12 to 2.0 wrote the correlation as the external id; that number is another operator's.
     with_id = work[trace.external_id[work] >= 0]
     if len(lost) and (trace.external_id[with_id] != trace.correlation[with_id]).any():
         operator[lost] = _match(trace.external_id, np.flatnonzero(is_operator), work[lost])
@@ -165,16 +157,7 @@ def link_launches(trace: Trace, parent: NDArray[np.int64], is_operator: NDArray[
 
 
 def _match(ids: NDArray[np.int64], hosts: NDArray[np.int64], work: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Row of the first of ``hosts`` with the same id as each of ``work``, -1 without one.
-
-    Args:
-        ids: an id of every event, -1 for none.
-        hosts: rows of host events.
-        work: rows of device events, shape (m,).
-
-    Returns:
-        Shape (m,).
-    """
+    """Row of the first of ``hosts`` with the same id as each of ``work``, -1 without one, shape (m,)."""
     hosts = hosts[ids[hosts] >= 0]
     hosts = hosts[np.argsort(ids[hosts], kind="stable")]
     place = np.searchsorted(ids[hosts], ids[work])
@@ -186,18 +169,11 @@ def _match(ids: NDArray[np.int64], hosts: NDArray[np.int64], work: NDArray[np.in
 
 
 def find_communication(trace: Trace, parent: NDArray[np.int64], launch: LaunchLinks) -> NDArray[np.bool_]:
-    """Which events are kernels that move data between ranks, or a backend's operators on the host.
+    """Find kernels that move data between ranks, and a backend's operators on the host, shape (n,).
 
-    The names of NCCL's kernels tell. Those of others need not: a kernel launched in a range of the backend
-    (``xccl:all_reduce``) or in an operator of symmetric memory communicates too, unless its name is that of
-    one of torch's own kernels, which copy and concatenate around a collective.
-
-    Args:
-        trace: n events.
-        parent: row of the event around each host event, shape (n,).
-
-    Returns:
-        Shape (n,).
+    NCCL's kernels are recognized by name. Others may not be: a kernel launched in a range of the backend
+    (``xccl:all_reduce``) or in an operator of symmetric memory also communicates, unless its name is one of
+    torch's own kernels, which copy and concatenate around a collective.
     """
     kernel = trace.category == Category.KERNEL
     host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION)

@@ -1,8 +1,8 @@
-"""Device-aware bounds of the steps: each lasts until the device events that it launched have ended.
+"""Device-aware step bounds: each step lasts until the device events that it launched have ended.
 
 Source: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in 2026). It dropped a last
-step with less than 0.8 times the device events of the step before it, also where there was simply less to
-do; here the launches tell.
+step with fewer than 0.8 times the device events of the step before it, even if there was simply less work;
+here the launches decide.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Trace
 
 _COMPLETE: Final = 0.8
-"""A step is complete if at least this part of its launches have their device events; the plugin's factor."""
+"""Fraction of a step's launches that must have their device events; the plugin's factor."""
 
 
 _GAP_FACTOR: Final = 1.0
@@ -47,12 +47,11 @@ class StepBounds(Record, frozen=True, kw_only=True, eq=False):
     """The steps between device-aware bounds, k of them.
 
     Attributes:
-        intervals: begin and end, shape (k, 2), in order and disjoint; a step may be empty.
-        dropped: numbers of the steps that were left out at the end: nothing was launched in them, or the
-            profiler stopped before their device events were in.
-        stretches: from the begin of the first to the end of the last of steps that follow each other, an
-            interval set. There are several when steps between them were not recorded.
-        notes: on what is left out, for tables whose figures are about the kept steps as a whole.
+        intervals: start and end, shape (k, 2), in order and disjoint; a step may be empty.
+        dropped: numbers of steps left out at the end: they launched nothing, or the profiler stopped before
+            their device events arrived.
+        stretches: spans of consecutive steps, an interval set; several if steps in between weren't recorded.
+        notes: on what is left out, for tables about the kept steps as a whole.
     """
 
     intervals: NDArray[np.int64]
@@ -63,9 +62,9 @@ class StepBounds(Record, frozen=True, kw_only=True, eq=False):
 
 
 def bound_steps(trace: Trace, steps: Steps, launch: LaunchLinks) -> StepBounds:
-    """Extend each step to the end of the device events launched in it; the next one begins there.
+    """Extend each step to the end of the device events launched in it; the next one starts there.
 
-    The first step begins after the device events that are left over from before it.
+    The first step starts after the device events left over from before it.
     """
     launching = launching_steps(trace, steps.intervals, launch)
     num_kept = _without_tail(trace, steps.intervals, launch)
@@ -84,11 +83,11 @@ def bound_steps(trace: Trace, steps: Steps, launch: LaunchLinks) -> StepBounds:
 
 
 def num_whole_steps(trace: Trace, steps: Intervals, launch: LaunchLinks) -> int:
-    """How many steps come before the first of which a file that is cut off may have lost something.
+    """Number of steps before the first one that may have lost something in a file that is cut off.
 
-    Files are written in order of time, or first what the host did and then what its device did. So a step is
-    whole when an event begins after it, and each launch in it is followed, there or later, by one whose
-    device event was read. Where a file tells of devices and has no event of one, these are lost.
+    Files are written in order of time, or first the host's events and then the device's. So a step is whole
+    if an event starts after it, and if each of its launches is followed, there or later, by one whose device
+    event was read. If a file lists devices but has no device event, these are lost.
     """
     is_whole = steps[:, 1] <= trace.begin_ns.max(initial=0)
     if trace.metadata.get("deviceProperties") and not len(trace.device):
@@ -115,7 +114,7 @@ def dropped_note(dropped: tuple[int, ...]) -> tuple[str, ...]:
 
 
 def long_gaps(steps: Intervals) -> NDArray[np.intp]:
-    """After which steps much time passes before the next one: steps that follow each other touch."""
+    """Steps with a long time before the next one; consecutive steps touch."""
     if not len(steps):
         return np.zeros(0, np.intp)
     limit_ns = max(_MIN_GAP_NS, _GAP_FACTOR * float(np.median(steps[:, 1] - steps[:, 0])))
@@ -128,13 +127,12 @@ def launching_steps(trace: Trace, steps: Intervals, launch: LaunchLinks) -> NDAr
     launching = np.full(len(runtime), -1, np.intp)
     known = np.flatnonzero(runtime >= 0)
     step = locate(trace.begin_ns[runtime[known]], steps)
-    inside = (step >= 0) & (trace.end_ns[runtime[known]] <= steps[step, 1])  # wholly, as the plugin had it
+    inside = (step >= 0) & (trace.end_ns[runtime[known]] <= steps[step, 1])  # entirely, as in the plugin
     launching[known[inside]] = step[inside]
     return launching
 
 
 def _bounds(trace: Trace, steps: Intervals, launching: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Begin and end of each step, shape (k, 2)."""
     work = trace.device.event
     begin_ns, end_ns = trace.begin_ns[work], trace.end_ns[work]
     launched = launching >= 0
@@ -153,12 +151,12 @@ def _bounds(trace: Trace, steps: Intervals, launching: NDArray[np.intp]) -> NDAr
 
 
 def _without_tail(trace: Trace, steps: Intervals, launch: LaunchLinks) -> int:
-    """How many steps to keep: the profiler may stop before the device events of the last ones are in.
+    """Number of steps to keep: the profiler may stop before the last ones' device events arrive.
 
-    A step is complete when at least 0.8 of its launches have their device events, compared with the step in
-    which most have them (of some calls, such as a set of 0 bytes, none have). Launches are the calls of the
-    runtime by whose names device events were launched anywhere. Steps at the end that launched nothing are
-    what follows the last ``profiler.step()``, unless the callback noted that they were recorded.
+    A step is complete if at least 0.8 of its launches have their device events, relative to the step with the
+    largest fraction (some calls, e.g. a set of 0 bytes, never have any). Launches are runtime calls with
+    names that launched device events anywhere. Steps at the end that launched nothing follow the last
+    ``profiler.step()``, unless the callback noted that they were recorded.
     """
     launched = np.zeros(len(trace), np.bool_)
     launched[launch.runtime[launch.runtime >= 0]] = True
@@ -178,7 +176,7 @@ def _without_tail(trace: Trace, steps: Intervals, launch: LaunchLinks) -> int:
 
 
 def _runs(numbers: tuple[int, ...], steps: Intervals) -> list[NDArray[np.intp]]:
-    """Indices of the steps that follow each other by number and in time, run by run."""
+    """Indices of steps that are consecutive by number and in time, run by run."""
     if not numbers:
         return []
     ends = different(
@@ -188,7 +186,6 @@ def _runs(numbers: tuple[int, ...], steps: Intervals) -> list[NDArray[np.intp]]:
 
 
 def _stretches_note(numbers: tuple[int, ...], runs: list[NDArray[np.intp]]) -> tuple[str, ...]:
-    """Which steps follow each other, where not all do."""
     if len(runs) < 2:
         return ()
     spans = [(numbers[run[0]], numbers[run[-1]]) for run in runs]
@@ -201,16 +198,16 @@ def _stretches_note(numbers: tuple[int, ...], runs: list[NDArray[np.intp]]) -> t
 
 
 _LEAST_CALLS: Final = 3
-"""Ranges that come less often are no steps."""
+"""Ranges that occur less often aren't steps."""
 
 
 _MOST: Final = 0.5
-"""Of the trace's time that guessed steps cover, of the device's work that is launched in them, and of the
-ranges of their kind that are on their thread."""
+"""Least share of the trace's time that guessed steps cover, of the device work launched in them, and of
+their kind's ranges on their thread."""
 
 
 _ROUNDING_NS: Final = 1_000
-"""Stamps of old traces are whole microseconds."""
+"""Timestamps of old traces are whole microseconds."""
 
 
 _OF_SERVER: Final = re.compile(r"execute_(?:\w+_)?context_\d+\(.*generation_\d+\(|step\[[A-Z_]+[ \]]")
@@ -233,11 +230,11 @@ _MAX_KINDS: Final = 50
 
 
 _MAX_NAME: Final = 100
-"""Names are compared in the square of their length."""
+"""Longest compared name; comparing takes quadratic time."""
 
 
 def steps_asked_for(trace: Trace, wanted: re.Pattern[str]) -> Steps | None:
-    """The ranges whose names the expression is found in, ``None`` without any."""
+    """The ranges whose names match the expression, ``None`` without any."""
     is_host = (trace.category == Category.CPU_OP) | (trace.category == Category.USER_ANNOTATION)
     rows = np.flatnonzero(is_host & trace.is_named(lambda name: wanted.search(name) is not None))
     steps = _steps_of(trace, rows)
@@ -248,11 +245,11 @@ def steps_asked_for(trace: Trace, wanted: re.Pattern[str]) -> Steps | None:
 
 
 def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.bool_]) -> Steps | None:
-    """The ranges that a server writes around its steps, else those that repeat; ``None`` without such.
+    """The ranges that a server writes around its steps, else those that repeat; ``None`` without any.
 
-    Ranges that repeat are of one kind, on one thread and never one in the other, and cover most of the trace.
-    Names that differ in numbers, or in brackets, are of one kind. More than half of the device's work is
-    launched in the steps. Of several kinds it is the one that covers most.
+    Repeating ranges are of one kind, on one thread, never nested in each other, and cover most of the trace.
+    Names that differ only in numbers, or in brackets, are of one kind. The steps launch more than half of the
+    device's work. Of several kinds, the one that covers most is chosen.
 
     Args:
         trace: without ``ProfilerStep`` ranges.
@@ -264,9 +261,9 @@ def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.boo
     for rows in _kinds(trace, is_annotation):
         is_known = bool(np.isin(rows, of_server).all())
         steps = _steps_of(trace, rows)
-        if steps is None or len(steps.numbers) < _MOST * len(rows):  # on several threads at once
+        if steps is None or len(steps.numbers) < _MOST * len(rows):  # on several threads at the same time
             continue
-        if _overlap(trace, rows, steps.track) or not _launch_most(steps, launch):
+        if _overlap(trace, rows, steps.track) or not _contain_most_launches(steps, launch):
             continue
         bounds = bound_steps(trace, steps, launch).intervals
         covered_ns = int((bounds[:, 1] - bounds[:, 0]).sum())
@@ -286,14 +283,13 @@ def guess_steps(trace: Trace, launch: LaunchLinks, is_annotation: NDArray[np.boo
     return replace(steps, notes=(origin,), origin=origin)
 
 
-def _launch_most(steps: Steps, launch: LaunchLinks) -> bool:
-    """Whether most of the device's work whose launch is known is launched in the steps, by any thread."""
+def _contain_most_launches(steps: Steps, launch: LaunchLinks) -> bool:
     launch_ns = launch.begin_ns[launch.begin_ns >= 0]
     return bool(np.count_nonzero(locate(launch_ns, steps.intervals) >= 0) >= _MOST * len(launch_ns))
 
 
 def nearest_ranges(trace: Trace, wanted: re.Pattern[str]) -> list[str]:
-    """Names of ranges that may have been meant: the most alike, else the most frequent."""
+    """Names of ranges close to ``wanted``, else the most frequent."""
     names = Counter(trace.name[trace.category == Category.USER_ANNOTATION].tolist())
     known = list(dict.fromkeys(trace.names[one][:_MAX_NAME] for one, _ in names.most_common(_MAX_COMPARED)))
     alike = difflib.get_close_matches(wanted.pattern[:_MAX_NAME], known, cutoff=0.3)
@@ -301,7 +297,7 @@ def nearest_ranges(trace: Trace, wanted: re.Pattern[str]) -> list[str]:
 
 
 def _steps_of(trace: Trace, rows: NDArray[np.int64]) -> Steps | None:
-    """The ranges on the thread that has most of them, numbered as they come; ``None`` without any."""
+    """The ranges on the thread with most of them, numbered in order; ``None`` without any."""
     if not len(rows):
         return None
     track = int(np.bincount(trace.track[rows]).argmax())
@@ -320,7 +316,7 @@ def _steps_of(trace: Trace, rows: NDArray[np.int64]) -> Steps | None:
 
 
 def _recorded_ns(trace: Trace) -> int:
-    """From the begin of the first event of the program to the end of the last."""
+    """From the start of the program's first event to the end of its last."""
     rows = np.flatnonzero(
         trace.is_category(
             Category.CPU_OP,
@@ -335,9 +331,9 @@ def _recorded_ns(trace: Trace) -> int:
 
 
 def _kinds(trace: Trace, is_annotation: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
-    """Rows of the ranges of each kind that may be steps; of many kinds those with the most time.
+    """Rows of each kind's ranges that may be steps; of many kinds, those with the most time.
 
-    A kind is a name without its numbers, ``step[DECODE bs=#]``, or without what is in brackets as well.
+    A kind is a name without its numbers, ``step[DECODE bs=#]``, or also without text in brackets.
     """
     rows = np.flatnonzero(is_annotation)
     rows = rows[trace.is_named(_may_be_step)[rows]]
@@ -356,9 +352,9 @@ def _without_numbers(name: str) -> str:
 
 
 def _without_brackets(name: str) -> str:
-    """``step[…]``; the name itself where that says nothing else."""
+    """``step[…]``; the name without its numbers if nothing else is left."""
     short, before = name[:_MAX_NAME], ""
-    while before != short:  # from the innermost brackets on
+    while before != short:  # from the innermost brackets outward
         before, short = short, _IN_BRACKETS.sub(_BRACKETS, short)
     return _without_numbers(short if short.strip(f"{_BRACKETS} ") else name)
 
@@ -370,7 +366,6 @@ def _may_be_step(name: str) -> bool:
 
 
 def _overlap(trace: Trace, rows: NDArray[np.int64], track: int) -> bool:
-    """Whether any of the ranges on a thread begins inside another of them."""
     own = rows[trace.track[rows] == track]
     reached = np.maximum.accumulate(trace.end_ns[own])
     return bool((trace.begin_ns[own[1:]] < reached[:-1] - _ROUNDING_NS).any())

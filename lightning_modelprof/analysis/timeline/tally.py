@@ -1,4 +1,4 @@
-"""Tally: how often something ran and for how long."""
+"""Tally: number and time of calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lightning_modelprof.trace.model import Trace
 
 
 class Tally(Record, frozen=True):
-    """How often something ran and for how long; times of calls that overlap are added up.
+    """Number and time of calls; overlapping calls are added up.
 
     Attributes:
         max_ns, min_ns: longest and shortest call; ``None`` without a call.
@@ -34,7 +34,7 @@ NOTHING = Tally(0, 0, None, None)
 
 
 def share(part: float | None, whole: float | None) -> float | None:
-    """Part by whole; ``None`` when one is not known or the whole is 0."""
+    """Part over whole; ``None`` if either is unknown or the whole is 0."""
     return part / whole if part is not None and whole else None
 
 
@@ -47,12 +47,7 @@ def tally(durations_ns: NDArray[np.int64]) -> Tally:
 
 
 def tally_by(group: NDArray[np.signedinteger], durations_ns: NDArray[np.int64], size: int) -> list[Tally]:
-    """One tally per group.
-
-    Args:
-        group: number of each call's group, shape (n,), values from 0 to size - 1.
-        durations_ns: time of each call, shape (n,).
-    """
+    """One tally per group; group numbers are from 0 to size - 1."""
     calls = np.bincount(group, minlength=size)
     total_ns = sum_by(group, durations_ns, size)
     max_ns = np.full(size, np.iinfo(np.int64).min)
@@ -68,23 +63,18 @@ def tally_by(group: NDArray[np.signedinteger], durations_ns: NDArray[np.int64], 
 
 
 def sum_by(group: NDArray[np.signedinteger], values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Sum of the values of each group, exact in integers, shape (size,)."""
+    """Exact integer sum of each group's values, shape (size,)."""
     sums = np.zeros(size, np.int64)
     np.add.at(sums, group, values)
     return sums
 
 
 Groups = NDArray[np.int64]
-"""Number of each element's group, from 0 on."""
+"""Number of each element's group, starting from 0."""
 
 
 def distinct(numbers: NDArray[np.signedinteger], size: int) -> tuple[NDArray[np.int64], Groups]:
-    """The different numbers in order, and for each number its place among them.
-
-    Args:
-        numbers: values from 0 to size - 1, shape (n,).
-        size: one more than the largest value there can be.
-    """
+    """Sorted distinct numbers, from 0 to size - 1, and each number's position among them."""
     if size > 8 * len(numbers) + 2**16:
         return numbered(numbers.astype(np.int64))
     occurs = np.zeros(size, np.bool_)
@@ -96,19 +86,19 @@ def distinct(numbers: NDArray[np.signedinteger], size: int) -> tuple[NDArray[np.
 
 
 def by_name(trace: Trace, rows: NDArray[np.signedinteger]) -> tuple[list[str], Groups]:
-    """The different names of some events, and for each event the place of its own among them."""
+    """The distinct names of some events, and each event's index into them."""
     ids, place = distinct(trace.name[rows], len(trace.names))
     return [trace.names[index] for index in ids.tolist()], place
 
 
 def rows_named(trace: Trace, rows: NDArray[np.int64], test: Callable[[str], bool]) -> NDArray[np.int64]:
-    """Those of some events whose name passes the test; only names that occur among them are tested."""
+    """The events whose name passes the test, which runs once per distinct name."""
     names, place = by_name(trace, rows)
     passes = np.fromiter((test(name) for name in names), np.bool_, len(names))
     return rows[passes[place]]
 
 
 def stable_order(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Order that sorts small non-negative numbers and keeps equal ones in place, shape (n,)."""
+    """Stable sort order of small non-negative numbers, shape (n,)."""
     is_small = not len(numbers) or int(numbers.max()) < 2**16
     return np.argsort(numbers.astype(np.uint16) if is_small else numbers, kind="stable")  # 16 bits: radix

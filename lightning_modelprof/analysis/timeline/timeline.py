@@ -1,4 +1,4 @@
-"""Timeline: one trace with what all facts share, each derived once."""
+"""Timeline: one trace with derived columns that all facts share."""
 
 from __future__ import annotations
 
@@ -46,21 +46,20 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
     """One trace with what all facts share; n events, m of them device events.
 
     Attributes:
-        steps: the steps on the host; without ``ProfilerStep`` ranges those that :func:`guess_steps` finds,
-            else one step 0 around all operators; ``None`` when there are no operators either, or none of the
-            steps that were to be recorded.
+        steps: the steps on the host; without ``ProfilerStep`` ranges those of :func:`guess_steps`, else one
+            step 0 around all operators; ``None`` without operators or without any of the recorded steps.
         bounds: the steps between device-aware bounds; ``None`` without steps.
-        host_time: who owns which part of the steps on the host; ``None`` without steps.
-        parent: int64, shape (n,): the innermost event of the same host thread around each host event, -1
-            for outermost ones and for those of the device.
+        host_time: phases of the steps on the host; ``None`` without steps.
+        parent: int64, shape (n,): the innermost event around each host event on its thread, -1 for outermost
+            and device events.
         is_operator: bool, shape (n,): operators, without annotations that old torch wrote as operators.
         is_annotation: bool, shape (n,): named ranges on the host.
-        is_step_range: bool, shape (n,): ranges that are taken for steps and are no ``ProfilerStep``.
-        is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's
-            operators on the host (``nccl:all_reduce``); see :func:`find_communication`.
-        launch: shape (m,): what launched each device event.
-        cut_steps: numbers of steps at the end of which the file, which is cut off, may have lost something;
-            they are in nothing above.
+        is_step_range: bool, shape (n,): ranges used as steps that aren't ``ProfilerStep``.
+        is_communication: bool, shape (n,): kernels that move data between ranks, and the backend's operators
+            on the host (``nccl:all_reduce``); see :func:`find_communication`.
+        launch: shape (m,): launch of each device event.
+        cut_steps: numbers of the last steps, which may be incomplete in a file that is cut off; they are in
+            nothing above.
     """
 
     trace: Trace
@@ -77,7 +76,7 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
 
     @property
     def span(self) -> tuple[int, int] | None:
-        """From the begin of the first kept step to the end of the last; ``None`` without steps."""
+        """From the start of the first kept step to the end of the last; ``None`` without steps."""
         bounds = self.bounds
         if bounds is None or not len(bounds.intervals):
             return None
@@ -85,12 +84,12 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
 
     @property
     def stretches(self) -> Intervals | None:
-        """The span without the time between kept steps that do not follow each other; ``None`` without it."""
+        """The span without gaps between kept steps that aren't consecutive; ``None`` without a span."""
         return None if self.span is None or self.bounds is None else self.bounds.stretches
 
     @property
     def device_span(self) -> tuple[int, int] | None:
-        """From the begin of the first device event to the end of the last; ``None`` without any."""
+        """From the start of the first device event to the end of the last; ``None`` without any."""
         work = self.trace.device.event
         if not len(work):
             return None
@@ -101,22 +100,15 @@ class Timeline(Record, frozen=True, kw_only=True, eq=False):
         return len(self.trace.device) > 0
 
     def nearest(self, wanted: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """The innermost of the wanted events around each host event (not itself), -1 without one.
-
-        Args:
-            wanted: which events count, shape (n,).
-
-        Returns:
-            Shape (n,).
-        """
+        """The innermost wanted event around each host event, excluding itself, -1 without one, shape (n,)."""
         return nearest_ancestor(self.parent, wanted)
 
 
 def build_timeline(trace: Trace, step_range: re.Pattern[str] | None = None) -> Timeline:
-    """Derive what all facts share; of a window of ours only the steps that were recorded to their end.
+    """Derive what all facts share, for this package's windows only from completely recorded steps.
 
     Args:
-        step_range: names of the ranges that are the steps; ``None`` for ``ProfilerStep``, else a guess.
+        step_range: names of the ranges to use as steps; ``None`` for ``ProfilerStep``, else a guess.
     """
     operator_row = trace.category == Category.CPU_OP
     annotation_row = trace.category == Category.USER_ANNOTATION
@@ -172,11 +164,10 @@ def _find_steps(
 
 
 def _span_of_operators(trace: Trace) -> Steps | None:
-    """One step 0 around all host operators, ``None`` without any."""
     operators = np.flatnonzero(trace.category == Category.CPU_OP)
     if not len(operators):
         return None
-    # An operator of length 0 would give an empty step, which is none.
+    # An operator of length 0 gives an empty step, which doesn't count.
     span = union(trace.begin_ns[operators].min(keepdims=True), trace.end_ns[operators].max(keepdims=True))
     if not len(span):
         return None

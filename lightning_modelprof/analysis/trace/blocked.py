@@ -1,4 +1,4 @@
-"""Blocked: when host threads were kept from going on, and what for; what a stream waited for."""
+"""Blocked: times in which a host thread or stream waits, and what it waits for."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category
 
 ROUNDING_NS: Final = 1_000
-"""Stamps of old traces are whole microseconds: what ends so little after another begins ends before it."""
+"""Timestamps of old traces are whole microseconds: an end this much after a start counts as before it."""
 
 _QUEUE: Final = 64
-"""Where fewer launches were ever queued, none waited for a place in the queue."""
+"""Largest queue below which no launch ever waits for a place."""
 
 _FULL: Final = 0.95
-"""A queue is full where at least this share of the most that was ever queued is in it..."""
+"""A queue is full at this share of the most launches ever queued..."""
 
 _SLOW_LAUNCH: Final = 5
-"""... and the launch takes at least so many times as long as a quick one."""
+"""... if the launch also takes this many times as long as a quick one."""
 
 _QUICK: Final = 10
-"""Percentile of the launches that is quick: most may wait for a place."""
+"""Percentile of the launches that is quick; most of them may wait for a place."""
 
 _LEAST_SLOW: Final = 5
 """Slow launches into a full queue; fewer are chance."""
 
 _PAUSE_NS: Final = 20_000
-"""Of a helper thread: shorter times between its events are its own work."""
+"""On a helper thread, shorter gaps between events are its own work."""
 
 _FREES: Final = ("cudaFree", "cudaFreeHost", "hipFree", "hipHostFree")
-"""Calls that wait for the whole device before they do something of their own."""
+"""Calls that wait for the whole device before their own work."""
 
 HOST: Final = (Category.CPU_OP, Category.USER_ANNOTATION, Category.RUNTIME, Category.PYTHON_FUNCTION)
 
 
 class Blocked(Record, frozen=True, kw_only=True, eq=False):
-    """b times in which a host thread could not go on; some have no length, as what they await was done.
+    """b times in which a host thread is blocked; some have length 0, as the awaited work was done already.
 
     Attributes:
         track: int64, shape (b,): the thread.
-        begin_ns: int64, shape (b,): when it came there.
-        end_ns: int64, shape (b,): when it went on. What is awaited had ended.
-        awaited: for what, device events by their place among the trace's; empty for what another thread did.
-        thread: int64, shape (b,): the other thread, whose work so far is awaited; -1 for device events.
-        releases: (thread, time) at which a thread made another one go on.
+        begin_ns: int64, shape (b,): arrival of the thread.
+        end_ns: int64, shape (b,): when it continues; the awaited work has ended.
+        awaited: awaited device events by position among the trace's; empty when waiting for a thread.
+        thread: int64, shape (b,): the other thread whose earlier work is awaited; -1 for device events.
+        releases: (thread, time) at which a thread unblocks another one.
     """
 
     track: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Blocked(Record, frozen=True, kw_only=True, eq=False):
 
 
 class Queues:
-    """The device events of each stream in order, and where each launch put them."""
+    """The device events of each stream in order, and their launches."""
 
     def __init__(self, timeline: Timeline) -> None:
         trace, launch = timeline.trace, timeline.launch
@@ -77,7 +77,7 @@ class Queues:
         self.members = {
             track: np.flatnonzero(self.track == track) for track in different(self.track).tolist()
         }
-        # A stream works in the order of launches: the last one launched before a moment is the last of all.
+        # A stream works in launch order: the last event launched before a moment is the last of all.
         self._launched = {
             track: np.maximum.accumulate(self.launch_ns[members]) for track, members in self.members.items()
         }
@@ -86,7 +86,7 @@ class Queues:
         }
 
     def last(self, track: int, launched_before_ns: int, ended_by_ns: int) -> int:
-        """The last event of a stream that was launched before one moment and had ended at another; -1."""
+        """The last event of a stream launched before one moment and ended by another, -1 for none."""
         place = min(
             int(np.searchsorted(self._launched[track], launched_before_ns)),
             int(np.searchsorted(self._ended[track], ended_by_ns + ROUNDING_NS, side="right")),
@@ -95,8 +95,6 @@ class Queues:
 
 
 class _Found:
-    """Blocked times as they are found."""
-
     def __init__(self) -> None:
         self.times: list[tuple[int, int, int]] = []
         self.awaited: list[tuple[int, ...]] = []
@@ -123,7 +121,7 @@ class _Found:
 
 
 def find_blocked(timeline: Timeline, queues: Queues, main: int) -> Blocked:
-    """When the host's threads waited for the device, for a place in its queue, or for each other."""
+    """Times that host threads wait for the device, for a place in its queue, or for each other."""
     found = _Found()
     _add_synchronizations(found, timeline, queues)
     _add_full_queues(found, timeline, queues)
@@ -132,7 +130,7 @@ def find_blocked(timeline: Timeline, queues: Queues, main: int) -> Blocked:
 
 
 def _add_synchronizations(found: _Found, timeline: Timeline, queues: Queues) -> None:
-    """Calls that return when the device is done, and copies that are made while the host waits."""
+    """Calls that return when the device is done, and copies that make the host wait."""
     trace, launch = timeline.trace, timeline.launch
     calls = np.flatnonzero(trace.category == Category.RUNTIME)
     named = rows_named(trace, calls, lambda name: waits_for_device(name) or name in _FREES)
@@ -145,7 +143,7 @@ def _add_synchronizations(found: _Found, timeline: Timeline, queues: Queues) -> 
         begin_ns, end_ns = int(trace.begin_ns[row]), int(trace.end_ns[row])
         name, track = trace.name_of(row), int(trace.track[row])
         if row in member_of:
-            # A copy: what the host does to it is its work, after what was queued before or after the copy.
+            # A copy: the host's part of it is work, after waiting for what was queued before or for the copy.
             awaited = _before_copy(
                 queues, member_of[row], begin_ns, end_ns, is_staged=row in copies and copies[row].is_staged
             )
@@ -165,7 +163,7 @@ def _add_synchronizations(found: _Found, timeline: Timeline, queues: Queues) -> 
             found.add(track, begin_ns, max(done_ns, begin_ns), awaited)
         else:
             syncs.append((row, awaited, end_ns - max(begin_ns, done_ns)))
-    # The host's own part of a synchronization is the least that one of its name took after the device.
+    # The host's own part of a synchronization is the least that any call of its name took after the device.
     least: dict[int, int] = {}
     for row, _, rest_ns in syncs:
         name_id = int(trace.name[row])
@@ -178,7 +176,7 @@ def _add_synchronizations(found: _Found, timeline: Timeline, queues: Queues) -> 
 def _before_copy(
     queues: Queues, member: int, begin_ns: int, end_ns: int, *, is_staged: bool
 ) -> tuple[int, ...]:
-    """What a call that copies waits for: of a copy from memory that is not pinned what is before it."""
+    """Event that a copying call waits for; a copy from unpinned memory waits for what is before it."""
     if not is_staged:
         return (member,) if queues.end_ns[member] <= end_ns + ROUNDING_NS else ()
     before = queues.last(int(queues.track[member]), begin_ns, end_ns)
@@ -186,7 +184,7 @@ def _before_copy(
 
 
 def _stream_of_synchronization(timeline: Timeline) -> dict[int, int]:
-    """Correlation of a call that waits for a stream → track of that stream, where a trace says so."""
+    """Track of the stream that each call waits for, by correlation, if the trace has it."""
     trace = timeline.trace
     rows = np.flatnonzero((trace.category == Category.DEVICE_SYNC) & (trace.correlation >= 0))
     return dict(zip(trace.correlation[rows].tolist(), trace.track[rows].tolist(), strict=True))
@@ -213,10 +211,10 @@ def _launches_by_thread(timeline: Timeline, queues: Queues) -> dict[int, _Launch
 def _of_one_stream(
     queues: Queues, begin_ns: int, end_ns: int, stream: int | None, launches: _Launches | None
 ) -> tuple[int, ...]:
-    """The last event of the stream that a call waits for: the recorded one; else what it can have been.
+    """Last event of the awaited stream: the recorded stream, or the most likely one.
 
-    That is the stream whose last event ended last in the call; if all had ended before, the one that the
-    thread had launched to last.
+    That is the stream whose last event ended last during the call; if all had ended before, the one that the
+    thread launched to last.
     """
     if stream is not None and stream in queues.members:
         last = queues.last(stream, begin_ns, end_ns)
@@ -234,7 +232,7 @@ def _of_one_stream(
 
 
 def _unfinished(queues: Queues, begin_ns: int, end_ns: int) -> list[int]:
-    """Of each stream the last event launched before a call, if it ended while the call lasted."""
+    """The last event launched to each stream before a call, if it ended during the call."""
     found = []
     for stream in queues.members:
         last = queues.last(stream, begin_ns, np.iinfo(np.int64).max - ROUNDING_NS)
@@ -244,7 +242,7 @@ def _unfinished(queues: Queues, begin_ns: int, end_ns: int) -> list[int]:
 
 
 def _add_full_queues(found: _Found, timeline: Timeline, queues: Queues) -> None:
-    """Launches that return when there is a place in the device's queue, where some had to wait for one."""
+    """Launches that wait for a place in the device's queue, if some had to."""
     trace = timeline.trace
     for device in different(trace.device.device).tolist():
         members = np.flatnonzero((trace.device.device == device) & (timeline.launch.runtime >= 0))
@@ -281,10 +279,10 @@ def _add_full_queues(found: _Found, timeline: Timeline, queues: Queues) -> None:
 
 
 def _add_hand_overs(found: _Found, timeline: Timeline, queues: Queues, main: int) -> None:
-    """Backward, which the steps' thread hands to autograd's threads and waits for; threads beside it.
+    """Waits between the steps' thread, autograd's threads and other launching threads.
 
-    While autograd's thread works and nothing begins or ends on the steps' thread, that one waits. What else
-    has launches is set off by the steps' thread when it begins and is not waited for.
+    While autograd's thread works and nothing starts or ends on the steps' thread, the latter waits for it.
+    Work of other launching threads is released by the steps' thread when it starts, and isn't awaited.
     """
     trace = timeline.trace
     on_host = trace.is_category(*HOST)
@@ -335,7 +333,7 @@ def _add_hand_overs(found: _Found, timeline: Timeline, queues: Queues, main: int
 
 
 def _autograd_tracks(timeline: Timeline) -> frozenset[int]:
-    """Threads with nodes of autograd's graph; before torch 1.10 the nodes' own names tell."""
+    """Threads with autograd nodes; before torch 1.10, recognized by the nodes' own names."""
     trace = timeline.trace
     nodes = trace.is_named(
         lambda name: name.startswith(AUTOGRAD_PREFIX) or "Backward" in name or "AccumulateGrad" in name
@@ -346,8 +344,8 @@ def _autograd_tracks(timeline: Timeline) -> frozenset[int]:
 def find_stream_waits(timeline: Timeline, queues: Queues) -> tuple[tuple[int, int], ...]:
     """(event, awaited event) of streams that wait for other streams (``cudaStreamWaitEvent``).
 
-    What is awaited is the last event that had been launched to the other stream; of several streams the one
-    that ended last. The event is the next one that the thread launches.
+    The awaited event is the last one launched to the other stream; of several streams, the one that ended
+    last. The waiting event is the thread's next launch.
     """
     trace = timeline.trace
     calls = rows_named(
@@ -356,7 +354,7 @@ def find_stream_waits(timeline: Timeline, queues: Queues) -> tuple[tuple[int, in
     launches = _launches_by_thread(timeline, queues)
     found = []
     if not len(calls):
-        # Nothing but launches was recorded: libraries that communicate wait for the stream that calls them.
+        # Only launches were recorded: communication libraries wait for the stream that calls them.
         for times, members in launches.values():
             for place in np.flatnonzero(timeline.is_communication[trace.device.event[members]]).tolist():
                 found += _awaited_by(queues, int(members[place]), int(times[place]))
@@ -372,7 +370,7 @@ def find_stream_waits(timeline: Timeline, queues: Queues) -> tuple[tuple[int, in
 
 
 def _awaited_by(queues: Queues, member: int, launched_before_ns: int) -> list[tuple[int, int]]:
-    """The last event of any other stream that had been launched and ended before an event began."""
+    """The last event of any other stream that was launched before and ended before ``member`` started."""
     begin_ns = int(queues.begin_ns[member])
     lasts = [
         (int(queues.end_ns[one]), one)

@@ -1,4 +1,4 @@
-"""Communication of one rank call by call, so that the calls of several ranks can be compared."""
+"""Communication of one rank call by call, for comparing ranks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _ONLY_ASKED: Final = "the trace only has NCCL's CPU ranges, which launch communi
 
 
 class CallKind(Record, frozen=True):
-    """What tells collectives of one rank apart.
+    """Kind of a rank's collectives.
 
     Attributes:
-        name: in torch's plain words, such as ``all_reduce``; see :class:`CollectiveTime`.
-        group: the process group's description or name; ``None`` is not recorded.
-        group_size: ranks in the group; ``None`` is not recorded.
-        members: the ranks of the group; ``None`` is not recorded (older torch), or several groups have this
+        name: torch's plain name, e.g. ``all_reduce``; see :class:`CollectiveTime`.
+        group: description or name of the process group; ``None`` if not recorded.
+        group_size: ranks in the group; ``None`` if not recorded.
+        members: ranks of the group; ``None`` if not recorded (older torch), or if several groups share the
             name and size.
     """
 
@@ -41,9 +41,9 @@ class Call(Record, frozen=True):
     """One call.
 
     Attributes:
-        step: number of the kept step in which it was launched; ``None`` outside of them or without steps.
+        step: number of the kept step that launched it; ``None`` outside steps or without any.
         duration_ns: of its kernel, or of its range on the host.
-        in_elements: number of elements that this rank put in; ``None`` is not recorded.
+        in_elements: elements that this rank contributed; ``None`` if not recorded.
     """
 
     kind: CallKind
@@ -56,9 +56,9 @@ class CommunicationCalls(Record, frozen=True, kw_only=True):
     """All communication of one rank.
 
     Attributes:
-        world_size: ranks of the job; ``None`` if torch did not note it.
-        steps: numbers of the kept steps; ``None`` when the trace has no ``ProfilerStep`` ranges.
-        calls: in the order in which they began.
+        world_size: ranks of the job; ``None`` if torch didn't record it.
+        steps: numbers of the kept steps; ``None`` without ``ProfilerStep`` ranges.
+        calls: in order of their starts.
     """
 
     source: Source
@@ -68,11 +68,11 @@ class CommunicationCalls(Record, frozen=True, kw_only=True):
 
 
 def list_communication_calls(timeline: Timeline) -> CommunicationCalls:
-    """Every kernel that communicates, or every range of a backend on the host where no kernel does.
+    """List every kernel that communicates, or without any, every backend range on the host.
 
     Raises:
-        NotMeasured: when the Distributed Summary isn't either, and when only the host's requests to NCCL
-            were recorded.
+        NotMeasured: without communication (see :func:`find_communication_rows`), and if only the host's
+            requests to NCCL were recorded.
     """
     found = find_communication_rows(timeline)
     if found.is_asynchronous:
@@ -102,7 +102,7 @@ def list_communication_calls(timeline: Timeline) -> CommunicationCalls:
 
 
 def _step_numbers(timeline: Timeline) -> tuple[int, ...] | None:
-    """Numbers of the kept steps, ``None`` without ``ProfilerStep`` ranges: only these number ranks alike."""
+    """Numbers of the kept steps; ``None`` without ``ProfilerStep`` ranges: only these match across ranks."""
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None or bounds is None or not (steps.has_ranges and steps.are_numbered):
         return None
@@ -110,7 +110,7 @@ def _step_numbers(timeline: Timeline) -> tuple[int, ...] | None:
 
 
 def _host_rows(timeline: Timeline, rows: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
-    """What on the host each call is or was launched by, -1 where that is not known, shape (k,)."""
+    """Row of each call's host event or launch, -1 if unknown, shape (k,)."""
     if source == "host":
         return rows
     launch = timeline.launch
@@ -119,9 +119,9 @@ def _host_rows(timeline: Timeline, rows: NDArray[np.int64], source: Source) -> N
 
 
 def _steps_of(timeline: Timeline, rows: NDArray[np.int64], source: Source) -> NDArray[np.intp]:
-    """Place of the kept step in which each call was launched, -1 outside of them, shape (k,).
+    """Index of the kept step that launched each call, -1 outside steps, shape (k,).
 
-    The launch decides, as its order is the same on all ranks; a kernel can run after its step.
+    The launch decides, since launches have the same order on all ranks; a kernel can run after its step.
     """
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None or bounds is None:
@@ -136,7 +136,7 @@ def _steps_of(timeline: Timeline, rows: NDArray[np.int64], source: Source) -> ND
 
 
 def _descriptions(timeline: Timeline, rows: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
-    """Index of each call's description, its own or else its launch's, -1 without one, shape (k,)."""
+    """Index of each call's own description, or else its launch's, -1 without one, shape (k,)."""
     trace = timeline.trace
     host = _host_rows(timeline, rows, source)
     around = nearest_around(timeline, host, trace.collective >= 0, or_itself=True)
@@ -148,18 +148,13 @@ def _descriptions(timeline: Timeline, rows: NDArray[np.int64], source: Source) -
 def _kinds(
     timeline: Timeline, rows: NDArray[np.int64], source: Source, described: NDArray[np.int64]
 ) -> list[CallKind]:
-    """Kind of each call, as in the table Collectives.
-
-    Args:
-        rows: the calls, shape (k,).
-        described: index of each call's description, -1 without one, shape (k,).
-    """
+    """Kind of each of the k calls, as in the Collectives table."""
     trace = timeline.trace
     is_range = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION) & (
         timeline.is_communication | trace.is_named(launches_communication)
     )
     named = nearest_around(timeline, _host_rows(timeline, rows, source), is_range, or_itself=True)
-    # Calls that agree in all that a kind can come from are one kind: it is derived for one of them.
+    # Calls that agree in everything that determines the kind share one, derived once.
     labels: dict[tuple[str | None, str | None, int | None], int] = {}
     label_of = [
         labels.setdefault((one.name, one.group, one.group_size), len(labels)) for one in trace.collectives
@@ -184,7 +179,7 @@ def _kinds(
 
 
 def _members(trace: Trace, group: str | None, group_size: int | None) -> tuple[int, ...] | None:
-    """Ranks of the process group of this description or name and size, as torch noted them."""
+    """Ranks of the process group with this description or name and size, as recorded by torch."""
     groups: Any = _noted(trace).get("pg_config")
     if group is None or not isinstance(groups, list):
         return None

@@ -30,15 +30,15 @@ _SLOWEST_FIRST: Final[tuple[Memory, ...]] = ("pageable", "pinned", "managed", "d
 
 
 class CopyKind(Record, frozen=True, kw_only=True):
-    """All copies or sets of one kind, such as ``Memcpy HtoD (Pageable -> Device)``.
+    """All copies or sets of one kind, e.g. ``Memcpy HtoD (Pageable -> Device)``.
 
     Attributes:
-        tally: calls and their time on the device; those that overlap are added up.
-        num_sized: calls for which a number of bytes was recorded.
-        size_bytes: bytes of those calls together; ``None`` when there are none.
-        sized_ns: time of those calls together.
-        host: calls of the runtime that launched them, each once, and the host's time in them; a call that
-            launches several kinds (a CUDA graph) counts for each. No calls when none is known.
+        tally: calls and their time on the device; overlapping ones are added up.
+        num_sized: calls with a recorded size.
+        size_bytes: total bytes of those calls; ``None`` without any.
+        sized_ns: total time of those calls.
+        host: the launching runtime calls, each once, and their host time; a call that launches several kinds
+            (a CUDA graph) counts for each. Empty if none is known.
     """
 
     name: Key[str]
@@ -51,14 +51,14 @@ class CopyKind(Record, frozen=True, kw_only=True):
 
     @property
     def bytes_per_s(self) -> float | None:
-        """Bytes by time on the device; ``None`` without bytes or time."""
+        """Bytes over device time; ``None`` without bytes or time."""
         if self.size_bytes is None or not self.sized_ns:
             return None
         return self.size_bytes * 1e9 / self.sized_ns
 
     @property
     def memory(self) -> Memory | None:
-        """The memory that the kind's name tells of, on the host if either end is there."""
+        """Memory kind in the name: the host's if either end is there."""
         return memory_of(self.name)
 
 
@@ -66,8 +66,8 @@ class Copies(Record, frozen=True, kw_only=True):
     """All copies and sets of a trace, or of several ranks together, by kind.
 
     Attributes:
-        kinds: in no order.
-        device_total_ns: time of all device events, kernels too; those that overlap are added up.
+        kinds: in no particular order.
+        device_total_ns: time of all device events, including kernels; overlapping ones are added up.
     """
 
     kinds: tuple[CopyKind, ...]
@@ -75,10 +75,10 @@ class Copies(Record, frozen=True, kw_only=True):
 
 
 def memory_of(name: str) -> Memory | None:
-    """The memory in the brackets of an event's name, the slower one of two.
+    """Memory kind in the parentheses of an event's name, the slower of two.
 
     Returns:
-        ``None`` when the name does not tell: ROCm writes ``Host`` for pageable and pinned memory alike.
+        ``None`` if the name doesn't have it: ROCm writes ``Host`` for both pageable and pinned memory.
     """
     _, _, inside = name.lower().partition("(")
     ends = [end.strip(" )") for end in inside.split("->")]
@@ -89,7 +89,7 @@ def memory_of(name: str) -> Memory | None:
 
 
 def summarize_copies(timeline: Timeline) -> Copies:
-    """Add up the device's copies and sets of each kind, also of those that ran outside the steps."""
+    """Add up the device's copies and sets of each kind, including those outside steps."""
     trace, device = timeline.trace, timeline.trace.device
     category = trace.category[device.event]
     chosen = np.flatnonzero((category == Category.MEMCPY) | (category == Category.MEMSET))
@@ -124,7 +124,7 @@ def summarize_copies(timeline: Timeline) -> Copies:
 
 
 def _launching_calls(timeline: Timeline, chosen: NDArray[np.intp], group: Groups, size: int) -> list[Tally]:
-    """The runtime's calls that launched the device events of each group, each once."""
+    """Runtime calls that launched each group's device events, each once."""
     trace = timeline.trace
     runtime = timeline.launch.runtime[chosen]
     known = np.flatnonzero(runtime >= 0)

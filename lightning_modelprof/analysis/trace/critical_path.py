@@ -1,4 +1,4 @@
-"""Critical path: what the steps had to wait for, and how long they would be if some of it were faster."""
+"""Critical path: what the steps wait for, and their time if parts of it were faster."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ CAUSES: Final[tuple[Cause, ...]] = get_args(Cause)
 _DATA, _HOST, _LAUNCH, _COPY, _KERNEL, _COMMUNICATION, _UNEXPLAINED = range(len(CAUSES))
 
 MOST_EVENTS: Final = 20_000
-"""Device events of the steps that are looked at: of more the first steps."""
+"""Most device events to analyze; of longer traces, only the first steps."""
 
 _SHORT: Final = 4
-"""Nodes of a section: where they have fewer on average, each node by itself is faster."""
+"""Nodes per section; if sections are shorter on average, replay node by node."""
 
 _MOST_PARTS: Final = 50
-"""Parts of the path that are kept one by one."""
+"""Path parts kept separately."""
 
 _MOST_NAMED: Final = 3
-"""Operators and kernels that are asked about."""
+"""Operators and kernels with a what-if."""
 
 _NO_STEPS: Final = "the trace has no complete recorded step"
 _NO_LAUNCHES: Final = "the trace doesn't say what launched its GPU events"
 
 
 class PathPart(Record, frozen=True, kw_only=True):
-    """Time on the critical path of one kind, over all steps.
+    """Time of one kind on the critical path, over all steps.
 
     Attributes:
         operator: the innermost operator around it, or that launched it; else the innermost range; "" without.
         kernel: name of the kernel or copy, "" on the host.
-        line: the innermost function outside of torch and Lightning that it was called from, "" if not known.
+        line: the innermost calling function outside torch and Lightning, "" if unknown.
     """
 
     cause: Cause
@@ -60,10 +60,10 @@ class PathPart(Record, frozen=True, kw_only=True):
 
 
 class WhatIf(Record, frozen=True, kw_only=True):
-    """How long all steps together would be if some of their work were faster.
+    """Total time of all steps if some of their work were faster.
 
     Attributes:
-        kind: what ``name`` is: a cause of the path, an operator or a kernel.
+        kind: kind of ``name``: a cause of the path, an operator or a kernel.
         work_ns: its time in the steps, on the critical path or not.
         path_ns: its time on the critical path.
         half_ns: time of all steps if each piece of it took half its time.
@@ -79,7 +79,7 @@ class WhatIf(Record, frozen=True, kw_only=True):
 
 
 class PathStep(Record, frozen=True, kw_only=True):
-    """One step, as recorded and as replayed with nothing changed."""
+    """One step, as recorded and as replayed without changes."""
 
     number: int
     recorded_ns: int
@@ -91,11 +91,11 @@ class CriticalPath(Record, frozen=True, kw_only=True):
 
     Attributes:
         recorded_ns: their time; the times of ``parts`` sum to it.
-        replayed_ns: how long they take when each piece of work begins as soon as what it depends on is done.
-        launch_latency_ns: the least time from the begin of a launch to the begin of its kernel.
-        parts: what is on the path, longest first.
-        what_ifs: in the order of the causes, then operators, then kernels.
-        num_left_out: steps that were not looked at, because there are too many events.
+        replayed_ns: their time if each piece of work starts as soon as its dependencies are done.
+        launch_latency_ns: shortest time from the start of a launch to the start of its kernel.
+        parts: longest first.
+        what_ifs: causes in order, then operators, then kernels.
+        num_left_out: steps that weren't analyzed, because there are too many events.
     """
 
     steps: tuple[PathStep, ...]
@@ -111,15 +111,15 @@ class CriticalPath(Record, frozen=True, kw_only=True):
 
 
 class Pieces(Record, frozen=True, kw_only=True, eq=False):
-    """What the work in some steps is, p pieces.
+    """Work in some steps, p pieces.
 
     Attributes:
         duration_ns: int64, shape (p,).
-        row: int64, shape (p,): the device event, or what is innermost on the host thread; -1 for nothing.
+        row: int64, shape (p,): the device event, or the innermost event on the host thread; -1 for none.
         cause: int64, shape (p,): position in ``CAUSES``.
-        operator: int64, shape (p,): id of a name of the trace, of the innermost operator around it or its
-            launch, else of the innermost range; -1 without one.
-        kernel: int64, shape (p,): id of a name of the trace, of the kernel or copy; -1 on the host.
+        operator: int64, shape (p,): name id of the innermost operator around it or its launch, else of the
+            innermost range; -1 without one.
+        kernel: int64, shape (p,): name id of the kernel or copy; -1 on the host.
     """
 
     duration_ns: NDArray[np.int64]
@@ -133,14 +133,14 @@ class Pieces(Record, frozen=True, kw_only=True, eq=False):
 
 
 class PathSlices(Record, frozen=True, kw_only=True, eq=False):
-    """The critical path in the order of time, without gaps; q slices.
+    """The critical path in order of time, without gaps; q slices.
 
     Attributes:
         begin_ns, end_ns: int64, shape (q,): as recorded.
-        piece: int64, shape (q,): which piece of work it is; -1 for the time from a launch to its kernel, and
-            for what nothing explains.
+        piece: int64, shape (q,): the piece of work; -1 for the time from a launch to its kernel, and for
+            unexplained time.
         cause: int64, shape (q,): position in ``CAUSES``.
-        after: int64, shape (q,): the piece that comes next on the path, -1 at its end.
+        after: int64, shape (q,): the next piece on the path, -1 at its end.
     """
 
     begin_ns: NDArray[np.int64]
@@ -151,13 +151,13 @@ class PathSlices(Record, frozen=True, kw_only=True, eq=False):
 
 
 class StepReplay:
-    """The steps of a trace, which can be replayed with work that is faster.
+    """A trace's steps, for replaying them with faster work.
 
     Attributes:
-        graphs: what depends on what, of each run of steps that follow each other.
-        pieces: all work in them that others may have to wait for.
-        replayed_ns: what the replay takes with nothing changed.
-        launch_latency_ns: the least time from the begin of a launch to the begin of its kernel.
+        graphs: dependencies, one graph per run of consecutive steps.
+        pieces: all work in them that other work may wait for.
+        replayed_ns: time of the replay without changes.
+        launch_latency_ns: shortest time from the start of a launch to the start of its kernel.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -189,7 +189,7 @@ class StepReplay:
     def select(
         self, *, cause: Cause | None = None, operator: str | None = None, kernel: str | None = None
     ) -> NDArray[np.bool_]:
-        """Which pieces are of a cause, an operator and a kernel by their names, of those that are given."""
+        """Which pieces match the given cause, operator and kernel."""
         pieces, trace = self.pieces, self._timeline.trace
         chosen = np.ones(len(pieces), np.bool_)
         if cause is not None:
@@ -200,13 +200,13 @@ class StepReplay:
         return chosen
 
     def if_faster(self, asked: Sequence[tuple[NDArray[np.bool_], float]]) -> list[int]:
-        """How long all steps would take if some pieces were so many times faster; asked all at once.
+        """Time of all steps if some pieces were faster, for several such questions.
 
-        What no dependency explains of the recorded steps is taken to stay.
+        Time of the recorded steps that no dependency explains is assumed to remain.
 
         Args:
-            asked: which pieces, shape (p,), and how many times: at least 1; infinite for work that takes no
-                time at all.
+            asked: which pieces, shape (p,), and how many times faster: at least 1; infinite for work that
+                takes no time at all.
         """
         total_ns = np.full(len(asked), self.recorded_ns - self.replayed_ns)
         saved = []
@@ -237,7 +237,7 @@ class StepReplay:
             np.maximum.at(step_ends, graph.end_of_step[is_end], ends[is_end])
             step_ends = np.maximum.accumulate(step_ends)
             recorded = self._intervals[done : done + count]
-            # A step begins with its bounds, where the host may be ahead, but not before the host begins it.
+            # A step starts at its bounds, where the host may be ahead, but not before the host starts it.
             for interval, replayed in zip(
                 recorded.tolist(), np.diff(step_ends, prepend=0).tolist(), strict=True
             ):
@@ -248,7 +248,7 @@ class StepReplay:
         return tuple(found)
 
     def path(self) -> PathSlices:
-        """The longest chain of dependencies from the begin to the end, and what lies between as recorded."""
+        """The longest chain of dependencies from start to end, with the recorded time in between."""
         parts = [
             _walk_back(graph, ends, offset)
             for graph, ends, offset in zip(self.graphs, self._ends, self._offsets, strict=False)
@@ -295,7 +295,7 @@ def why_no_path(timeline: Timeline) -> str:
 
 
 def replayed_time(timeline: Timeline) -> Intervals:
-    """When the steps are that a critical path looks at."""
+    """Time of the steps that a critical path covers."""
     bounds = timeline.bounds
     assert bounds is not None
     runs = np.array(list(_runs(timeline, MOST_EVENTS)), np.int64).reshape(-1, 2)
@@ -303,7 +303,7 @@ def replayed_time(timeline: Timeline) -> Intervals:
 
 
 def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
-    """First and last of the steps that follow each other, as long as there are not too many events."""
+    """First and last step of each run of consecutive steps, within ``most_events`` device events."""
     bounds = timeline.bounds
     assert bounds is not None
     filled = np.flatnonzero(bounds.intervals[:, 0] < bounds.intervals[:, 1])
@@ -317,19 +317,19 @@ def _runs(timeline: Timeline, most_events: int) -> Iterator[tuple[int, int]]:
 
 
 class _Order:
-    """The nodes of a graph in sections, each replayed at once after those before it.
+    """A graph's nodes in sections, each replayed in one go after those before it.
 
-    A section is a stretch of a thread or a stream: each of its nodes follows the one before it, and what it
-    awaits is in an earlier section. Threads and streams seldom wait for each other back and forth, so there
-    are few.
+    A section is a stretch of a thread or a stream: each node follows the one before it, and awaits only
+    earlier sections. Threads and streams seldom wait for each other back and forth, so there are few
+    sections.
 
     Attributes:
         nodes: int64, shape (k,): the nodes, section by section.
-        place: int64, shape (k,): where each node is among them.
+        place: int64, shape (k,): each node's position among them.
     """
 
     def __init__(self, graph: Dependencies) -> None:
-        section, lasts = [0], [-1]  # the begin is one of its own
+        section, lasts = [0], [-1]  # the start node has its own section
         for node, (before, awaited) in enumerate(
             zip(graph.before[1:].tolist(), graph.awaited[1:].tolist(), strict=True), 1
         ):
@@ -349,10 +349,10 @@ class _Order:
         self._latency_ns = graph.latency_ns[self.nodes]
 
     def replay(self, duration_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-        """End of each node since the begin, when each begins as soon as it can; written over the durations.
+        """End of each node since the start, if each starts as soon as it can; overwrites the durations.
 
         Args:
-            duration_ns: of the nodes section by section, shape (k,), or of some replays, shape (r, k).
+            duration_ns: of the nodes section by section, shape (k,), or for several replays, shape (r, k).
         """
         ends = duration_ns
         if len(self.nodes) < _SHORT * len(self._begins):
@@ -361,7 +361,7 @@ class _Order:
             return ends
         for first, last in pairwise(self._begins.tolist()):
             done = np.cumsum(ends[..., first:last], axis=-1)
-            # A node ends when all work of the section since one of its nodes could begin is done.
+            # A node ends no earlier than any earlier node's possible start plus all work from there on.
             ready = ends.take(self._awaited[first:last], axis=-1) + self._latency_ns[first:last]
             ready[..., 0] = np.maximum(ready[..., 0], ends[..., self._before[first]])
             ready[..., 1:] -= done[..., :-1]
@@ -380,9 +380,9 @@ class _Order:
 def _walk_back(
     graph: Dependencies, ends: NDArray[np.int64], offset: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Begin, end, piece and cause (where there is no piece) of the slices of one graph's path."""
+    """Start, end, piece and cause (if there is no piece) of the slices of one graph's path."""
     is_end = np.flatnonzero(graph.end_of_step >= 0)
-    # Of several that end last the one that was recorded last.
+    # Of several that end last, the one recorded last.
     node = int(is_end[np.lexsort((graph.node_end_ns[is_end], ends[is_end]))[-1]]) if len(is_end) else 0
     is_awaited = ends[graph.awaited] + graph.latency_ns > ends[graph.before]
     came_from = np.where(is_awaited, graph.awaited, graph.before).tolist()
@@ -416,7 +416,7 @@ def _describe(timeline: Timeline, graphs: list[Dependencies]) -> Pieces:
     row = np.concatenate([graph.piece_row for graph in graphs])
     duration_ns = np.concatenate([graph.piece_end_ns - graph.piece_begin_ns for graph in graphs])
     cause_of, operator_of = np.full(len(trace) + 1, _HOST), np.full(len(trace) + 1, -1)
-    # On the host, of what is innermost: the last entry stands for nothing.
+    # On the host, for the innermost event; the last entry stands for none.
     is_used = np.zeros(len(trace) + 1, np.bool_)
     is_used[row] = True
     used = np.flatnonzero(is_used[:-1])
@@ -451,9 +451,8 @@ def _describe(timeline: Timeline, graphs: list[Dependencies]) -> Pieces:
 
 
 def _parts(timeline: Timeline, pieces: Pieces, path: PathSlices) -> list[PathPart]:
-    """The path by cause, operator, kernel and line, longest first."""
     trace, launch = timeline.trace, timeline.launch
-    # From a launch to its kernel it is that kernel's operator.
+    # Time from a launch to its kernel belongs to that kernel's operator.
     piece = np.where((path.piece < 0) & (path.cause == _LAUNCH), path.after, path.piece)
     operator = np.append(pieces.operator, -1)[piece]
     kernel = np.append(pieces.kernel, -1)[path.piece]
@@ -479,7 +478,7 @@ def _parts(timeline: Timeline, pieces: Pieces, path: PathSlices) -> list[PathPar
     total_ns = sum_by(kinds, path.end_ns - path.begin_ns, count)
     example = np.zeros(count, np.int64)
     example[kinds] = np.arange(len(kinds))
-    names, all_lines = (*trace.names, ""), (*lines, "")  # the last one is that of -1
+    names, all_lines = (*trace.names, ""), (*lines, "")  # the last one is for -1
     found = [
         PathPart(
             cause=CAUSES[of_cause],
@@ -498,7 +497,7 @@ def _parts(timeline: Timeline, pieces: Pieces, path: PathSlices) -> list[PathPar
 
 
 def _shortened(parts: list[PathPart]) -> tuple[PathPart, ...]:
-    """The longest parts one by one, and the others of each cause together."""
+    """Keep the longest parts, and merge the others by cause."""
     rest: dict[Cause, int] = {}
     for part in parts[_MOST_PARTS:]:
         rest[part.cause] = rest.get(part.cause, 0) + part.time_ns
@@ -510,14 +509,13 @@ def _shortened(parts: list[PathPart]) -> tuple[PathPart, ...]:
 
 
 OTHERS: Final = "all others"
-"""In the place of an operator's name: what is not kept one by one."""
+"""Stands in for the operator of merged parts."""
 
 
 _Kind = Literal["cause", "operator", "kernel"]
 
 
 def _what_ifs(replay: StepReplay, path: PathSlices, parts: list[PathPart]) -> Iterator[WhatIf]:
-    """Of each cause, and of the operators and kernels that take most of the path."""
     duration_ns = replay.pieces.duration_ns
     on_path = np.zeros(len(duration_ns), np.bool_)
     on_path[path.piece[path.piece >= 0]] = True

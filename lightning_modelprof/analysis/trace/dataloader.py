@@ -1,4 +1,4 @@
-"""Dataloader: how long the training thread fetches batches, what it does meanwhile, and what hides it."""
+"""Dataloader: batch fetches of the training thread, the operators inside, and device work that hides them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ OWN_FETCH: Final = RANGE_PREFIX + "dataloader"
 """Name of this package's range around a fetch."""
 
 Loading = Literal["workers", "main thread"]
-"""Who makes the batch: worker processes, for which the fetch only waits, or the fetching thread itself."""
+"""Where batches are made: in workers, so that the fetch only waits, or in the fetching thread itself."""
 
 _ITERATORS: Final[dict[str, Loading]] = {
     "_MultiProcessingDataLoaderIter": "workers",
     "_SingleProcessDataLoaderIter": "main thread",
 }
-"""Torch's iterators, which the names of its fetch ranges tell."""
+"""Torch's iterators, by the names of its fetch ranges."""
 
 
 class HostToDevice(Record, frozen=True, kw_only=True):
-    """Copies of one kind from the host to a device that were launched in the steps.
+    """Host-to-device copies of one kind launched in the steps.
 
     Attributes:
-        name: of the device events, which tells the host's memory: ``Memcpy HtoD (Pageable -> Device)``.
+        name: of the device events, including the host memory: ``Memcpy HtoD (Pageable -> Device)``.
         tally: copies and their time on the device.
-        size_bytes: bytes of all of them; ``None`` where the size of any is not recorded.
+        size_bytes: total bytes; ``None`` if any size wasn't recorded.
     """
 
     name: Key[str]
@@ -53,19 +53,19 @@ class HostToDevice(Record, frozen=True, kw_only=True):
 
 
 class DataloaderTime(Record, frozen=True, kw_only=True):
-    """The fetches of batches by the training thread inside the steps, of one rank or of several together.
+    """Batch fetches of the training thread inside the steps, for one rank or several together.
 
     Attributes:
-        fetches: the fetches, one inside another not counted, and their time in the steps.
-        per_step: fetch time of each step, also of those without a fetch.
-        hidden: of each fetch, the time in which a device of the process was busy (kernels, copies, sets);
+        fetches: number and time of the outermost fetches in the steps.
+        per_step: fetch time of each step, including those without a fetch.
+        hidden: time of each fetch in which a device of the process was busy (kernels, copies, sets); ``None``
+            without device events.
+        exposed: the rest of each fetch, without device work: the most that faster loading could save;
             ``None`` without device events.
-        exposed: the rest of each fetch, in which no device worked: the most that faster loading could save;
-            ``None`` without device events.
-        operators: operators inside the fetches by name, without those inside another one.
-        outside_operators_ns: fetch time in no operator: Python, the data set, waiting.
-        copies: from the host to devices, in no order.
-        loading: who made the batches, as far as the fetches' names tell; empty if they do not.
+        operators: outermost operators inside the fetches, by name.
+        outside_operators_ns: fetch time outside operators: Python, the data set, waiting.
+        copies: from the host to devices, in no particular order.
+        loading: where the batches were made, from the fetches' names; empty if they don't show it.
         has_own_ranges: whether the fetches are this package's ranges, not torch's.
     """
 
@@ -82,18 +82,17 @@ class DataloaderTime(Record, frozen=True, kw_only=True):
 
 
 def is_fetch(name: str) -> bool:
-    """Whether the host range of this name is a fetch of a batch, torch's or this package's."""
+    """Whether this host range is a batch fetch, torch's or this package's."""
     return name == OWN_FETCH or is_dataloader(name)
 
 
 def _fetches(trace: Trace, annotations: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows of the fetches of a batch: this package's ranges, without any of them torch's."""
     own = rows_named(trace, annotations, OWN_FETCH.__eq__)
     return own if len(own) else rows_named(trace, annotations, is_dataloader)
 
 
 def summarize_dataloader(timeline: Timeline) -> DataloaderTime:
-    """Measure the fetches of the thread that ran the steps, clipped to the steps."""
+    """Measure the fetches on the steps' thread, clipped to the steps."""
     trace, steps = timeline.trace, timeline.steps
     if steps is None:
         raise NotMeasured("the trace has none of the recorded steps, or neither steps nor operators")
@@ -126,13 +125,13 @@ def summarize_dataloader(timeline: Timeline) -> DataloaderTime:
 
 
 def not_nested(trace: Trace, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Those of one thread's rows that are in none of the others, also empty ones.
+    """The outermost of one thread's rows, including empty ones.
 
-    Told by their times alone, so Python functions that end inside a range (its ``__enter__``) do not matter.
+    This uses only their times, so Python functions that end inside a range (its ``__enter__``) don't matter.
 
     Returns:
-        The k rows, and begin and end of each, shape (k, 2), disjoint: one that begins before the one before
-        it ends (by rounding in old traces) begins where that ends.
+        The k rows, and start and end of each, shape (k, 2), disjoint: one that starts before the previous one
+        ends (by rounding in old traces) starts where that one ends.
     """
     begin, end = trace.begin_ns[rows], trace.end_ns[rows]
     reached = np.maximum.accumulate(np.append(0, end))[:-1]
@@ -141,10 +140,10 @@ def not_nested(trace: Trace, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], 
 
 
 def _covered_ns(ranges: NDArray[np.int64], intervals: Intervals) -> NDArray[np.int64]:
-    """How much of each range, shape (k, 2), is in an interval set; shape (k,)."""
+    """Time of each range, shape (k, 2), inside an interval set; shape (k,)."""
     ends = np.append(0, intervals[:, 1])
     before = np.append(0, np.cumsum(intervals[:, 1] - intervals[:, 0]))
-    index = np.searchsorted(intervals[:, 0], ranges, side="right")  # of the last interval begun, plus 1
+    index = np.searchsorted(intervals[:, 0], ranges, side="right")  # of the last interval started, plus 1
     until = before[index] + np.minimum(ranges - ends[index], 0)
     covered: NDArray[np.int64] = until[:, 1] - until[:, 0]
     return covered
@@ -156,10 +155,7 @@ def _busy(timeline: Timeline) -> Intervals:
 
 
 def _operators(timeline: Timeline, pieces: Intervals, track: int) -> dict[str, Tally]:
-    """Operators that begin inside the fetches on their thread, without those in another one.
-
-    An operator's time is what of it lies in the fetches.
-    """
+    """Outermost operators that start inside the fetches on their thread, with their time inside fetches."""
     trace = timeline.trace
     candidates = np.flatnonzero(timeline.is_operator & (trace.track == track))
     inside = candidates[locate(trace.begin_ns[candidates], pieces) >= 0]
@@ -170,13 +166,12 @@ def _operators(timeline: Timeline, pieces: Intervals, track: int) -> dict[str, T
 
 
 def _is_host_to_device(name: str) -> bool:
-    """CUPTI and ROCm write ``HtoD``, older ROCm ``CopyHostToDevice``."""
     lower = name.lower()
     return "htod" in lower or "hosttodevice" in lower
 
 
 def _copies(timeline: Timeline, steps: Intervals) -> tuple[HostToDevice, ...]:
-    """Copies to devices launched in the steps; without a known launch those that began in them."""
+    """Host-to-device copies launched in the steps, or started there if the launch is unknown."""
     trace, device, launch_ns = timeline.trace, timeline.trace.device, timeline.launch.begin_ns
     copied = np.flatnonzero(trace.category[device.event] == Category.MEMCPY)
     launched_ns = np.where(launch_ns[copied] >= 0, launch_ns[copied], trace.begin_ns[device.event[copied]])
@@ -194,7 +189,6 @@ def _copies(timeline: Timeline, steps: Intervals) -> tuple[HostToDevice, ...]:
 
 
 def _loading(trace: Trace, annotations: NDArray[np.int64], ranges: NDArray[np.int64]) -> frozenset[Loading]:
-    """Who makes the batches, from the names of torch's fetch ranges in the fetches on their thread."""
     rows = rows_named(trace, annotations, is_dataloader)
     place = np.searchsorted(ranges[:, 0], trace.begin_ns[rows], side="right") - 1
     inside = (place >= 0) & (trace.end_ns[rows] <= ranges[place, 1])

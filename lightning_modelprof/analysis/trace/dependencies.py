@@ -1,10 +1,10 @@
-"""Dependencies: what each piece of host and device work in the steps had to wait for, as a graph.
+"""Dependencies: a graph of the host and device work in the steps, and what each piece waits for.
 
 Nodes are work with its measured duration: stretches of a host thread between its launches and waits, and
-kernels, copies and sets. Edges are dependencies that the software has: the order of a thread and of a stream,
+kernels, copies and sets. Edges are the software's dependencies: the order of a thread and of a stream,
 launches, waits of streams for events, waits of the host for the device, full launch queues, and backward,
 which the main thread hands to autograd's thread. No edge has the length of a recorded gap. Time in which a
-host thread is not known to be blocked is its work; time in which a device is idle is never a node.
+host thread isn't known to be blocked is its work; time in which a device is idle is never a node.
 
 Sources for the kinds of dependencies: Zhu et al., "Daydream" (USENIX ATC 2020), section 4; Hu et al., "dPRO"
 (MLSys 2022); and the critical path analysis of HolisticTraceAnalysis, which has launches, synchronization and
@@ -33,23 +33,23 @@ from lightning_modelprof.trace.model import Category
 
 
 class Dependencies(Record, frozen=True, kw_only=True, eq=False):
-    """A graph of k nodes, each after all it depends on; p pieces of time make up the nodes.
+    """A graph of k nodes, each after everything it depends on; p pieces of time make up the nodes.
 
-    Node 0 is the begin, without duration. A node has at most two dependencies; where something waits for
-    more, nodes without duration join them.
+    Node 0 is the start, without duration. A node has at most two dependencies; if something waits for more,
+    nodes without duration join them.
 
     Attributes:
-        begin_ns, end_ns: of the steps that it is about, which follow each other.
-        node_begin_ns, node_end_ns: int64, shape (k,): when the work of each was done.
-        before: int64, shape (k,): the node that each follows on its thread or stream, 0 for the begin.
-        awaited: int64, shape (k,): what else it has to wait for, 0 for nothing.
-        latency_ns: int64, shape (k,): the least time from the end of what is awaited to its begin.
-        end_of_step: int64, shape (k,): which of the steps, from 0 on, does not end before the node: it is the
-            step's last one on the steps' thread or launched in the step; -1 of all others.
-        piece_node: int64, shape (p,): which node each piece is of, ascending.
+        begin_ns, end_ns: of the steps covered, which are consecutive.
+        node_begin_ns, node_end_ns: int64, shape (k,): recorded time of the work.
+        before: int64, shape (k,): the node that each follows on its thread or stream, 0 for the start.
+        awaited: int64, shape (k,): what else it waits for, 0 for nothing.
+        latency_ns: int64, shape (k,): least time from the end of the awaited node to its start.
+        end_of_step: int64, shape (k,): index of the step that can't end before the node: the node is the
+            step's last one on the steps' thread or was launched in the step; -1 for all others.
+        piece_node: int64, shape (p,): node of each piece, ascending.
         piece_begin_ns, piece_end_ns: int64, shape (p,): the pieces of a node tile it.
         piece_row: int64, shape (p,): the device event, or the innermost event open on the host thread; -1
-            where none is.
+            without one.
     """
 
     begin_ns: int
@@ -70,10 +70,10 @@ class Dependencies(Record, frozen=True, kw_only=True, eq=False):
 
 
 class DependencyFinder:
-    """Makes the graphs of one trace that has device events and steps.
+    """Builds the graphs of one trace that has device events and steps.
 
     Attributes:
-        launch_latency_ns: the least time from the begin of a call that launches a kernel to the kernel's.
+        launch_latency_ns: least time from the start of a kernel-launching call to the start of the kernel.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -88,7 +88,7 @@ class DependencyFinder:
         self.launch_latency_ns = _least_latency(timeline, self._queues)
 
     def find(self, first: int, last: int) -> Dependencies:
-        """The graph of the steps from one to another by their indices; they must follow each other."""
+        """Graph of consecutive steps, from one index to another."""
         begin_ns, end_ns = int(self._bounds.intervals[first, 0]), int(self._bounds.intervals[last, 1])
         nodes = _Nodes(begin_ns)
         node_of = self._add_device(nodes, begin_ns, end_ns)
@@ -100,10 +100,10 @@ class DependencyFinder:
         return nodes.finish(self._timeline, end_ns)
 
     def _add_device(self, nodes: _Nodes, begin_ns: int, end_ns: int) -> NDArray[np.int64]:
-        """A node for each device event, after what it follows on its stream and what that waits for.
+        """Add a node for each device event, after its predecessor on the stream and awaited streams.
 
         Returns:
-            The node of each of the trace's device events, 0 of those that were over before, shape (m,).
+            The node of each of the trace's device events, 0 for those that ended before, shape (m,).
         """
         queues = self._queues
         is_in = (queues.end_ns > begin_ns) & (queues.begin_ns < end_ns)
@@ -118,7 +118,7 @@ class DependencyFinder:
             if not len(own):
                 continue
             before = np.append(-1, own[:-1])
-            # Where events of a stream overlap, as in graphs, one follows the last one that had ended.
+            # If events of a stream overlap, as in graphs, an event follows the last one that had ended.
             crosses = ends_ns[before] > np.minimum(begins_ns[own] + ROUNDING_NS, ends_ns[own])
             by_end = own[np.argsort(ends_ns[own], kind="stable")]
             place = np.searchsorted(ends_ns[by_end], begins_ns[own], side="right")
@@ -134,10 +134,10 @@ class DependencyFinder:
         return node_of
 
     def _add_threads(self, nodes: _Nodes, first: int, last: int) -> NDArray[np.int64]:
-        """The stretches of each host thread between its launches and waits.
+        """Add the stretches of each host thread between its launches and waits.
 
         Returns:
-            (node, wait) of the nodes that begin when a wait is over, by the number of the wait.
+            (node, wait number) of the nodes that start when a wait is over.
         """
         queues, blocked = self._queues, self._blocked
         begin_ns, end_ns = int(self._bounds.intervals[first, 0]), int(self._bounds.intervals[last, 1])
@@ -185,7 +185,7 @@ class DependencyFinder:
         joins.add()
 
     def _add_launches(self, nodes: _Nodes, node_of: NDArray[np.int64], begin_ns: int) -> None:
-        """A device event begins no sooner after its launch than the quickest of the trace."""
+        """Start each device event no sooner after its launch than the trace's shortest latency."""
         queues = self._queues
         members = np.flatnonzero((node_of > 0) & (queues.caller >= 0) & (queues.launch_ns >= begin_ns))
         own, track = node_of[members], self._timeline.trace.track[queues.caller[members]]
@@ -205,10 +205,10 @@ def _least_latency(timeline: Timeline, queues: Queues) -> int:
 def _stretches(
     interval: tuple[int, int], cuts_ns: NDArray[np.int64], waits: NDArray[np.int64], blocked: Blocked
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """The work of one thread: begins and ends, and number of the wait that each comes after, -1 for none.
+    """Work of one thread: starts, ends, and the number of the wait before each, -1 for none.
 
     Args:
-        cuts_ns: where work is cut, in any order.
+        cuts_ns: where work is split, in any order.
         waits: numbers of the thread's waits.
     """
     begin_ns, until_ns = interval
@@ -220,7 +220,7 @@ def _stretches(
         (blocked.end_ns[waits] >= reached_ns[:-1]) & (wait_end_ns >= begin_ns) & (wait_begin_ns <= until_ns)
     )
     waits, wait_begin_ns, wait_end_ns = waits[counts], wait_begin_ns[counts], wait_end_ns[counts]
-    # Work begins at the begin, after each wait and at each cut that is inside of none of them.
+    # Work starts at the start, after each wait, and at each cut outside all waits.
     cuts_ns = different(cuts_ns[(cuts_ns > begin_ns) & (cuts_ns < until_ns)])
     at = np.searchsorted(wait_begin_ns, cuts_ns, side="right") - 1
     if len(waits):
@@ -230,7 +230,7 @@ def _stretches(
     begins = np.concatenate((plain, wait_end_ns))
     stops = np.concatenate((plain, wait_begin_ns))
     number = np.concatenate((np.full(len(plain), -1), waits))
-    # Where a wait is over when work is cut, a node without duration stands between.
+    # If a wait ends exactly at a cut, a node without duration stands in between.
     order = np.lexsort((np.append(np.full(len(plain), len(waits)), np.arange(len(waits))), begins))
     begins, stops, number = begins[order], np.append(stops[order], until_ns)[1:], number[order]
     kept = begins <= until_ns
@@ -238,7 +238,7 @@ def _stretches(
 
 
 class _Nodes:
-    """The nodes as they are found; their order is made in the end."""
+    """Nodes in the order found; ``finish`` sorts them."""
 
     def __init__(self, begin_ns: int) -> None:
         self.begin_ns = np.array([begin_ns], np.int64)
@@ -261,7 +261,7 @@ class _Nodes:
         row: NDArray[np.int64] | None = None,
         track: int = -1,
     ) -> NDArray[np.int64]:
-        """Nodes after no other one; returns their numbers."""
+        """Add nodes without predecessors and return their numbers."""
         count = len(begin_ns)
         nothing = np.zeros(count, np.int64)
         self.begin_ns = np.append(self.begin_ns, begin_ns)
@@ -285,19 +285,18 @@ class _Nodes:
         return found
 
     def finish(self, timeline: Timeline, end_ns: int) -> Dependencies:
-        """The graph in the order of time, its nodes in pieces."""
         self._keep_order()
         order = np.lexsort((self.begin_ns, self.end_ns))
         order = np.append(0, order[order > 0])
         place = np.empty(len(self), np.int64)
         place[order] = np.arange(len(self))
         before, awaited = place[self.before[order]], place[self.awaited[order]]
-        # Only at one and the same moment can a node without duration come before what it waits for.
+        # Only at the same moment can a node without duration come before what it waits for.
         here = np.arange(len(self))
         before, awaited = np.where(before < here, before, 0), np.where(awaited < here, awaited, 0)
         piece_node, piece_begin_ns, piece_end_ns, piece_row = _pieces(self, timeline)
         piece_node = place[piece_node]
-        by_node = np.argsort(piece_node, kind="stable")  # those of each node are in the order of time
+        by_node = np.argsort(piece_node, kind="stable")  # each node's pieces are in order of time
         return Dependencies(
             begin_ns=int(self.begin_ns[0]),
             end_ns=end_ns,
@@ -314,7 +313,7 @@ class _Nodes:
         )
 
     def _keep_order(self) -> None:
-        """A node begins a little before what it waits for ends, by rounding; else it did not wait."""
+        """Shift nodes that start before their dependencies end, by rounding; drop other such dependencies."""
         needed_ns = np.maximum(self.end_ns[self.before], self.end_ns[self.awaited] + self.latency_ns)
         early = needed_ns > self.begin_ns
         shifted = early & (needed_ns <= np.minimum(self.begin_ns + ROUNDING_NS, self.end_ns))
@@ -324,8 +323,6 @@ class _Nodes:
 
 
 class _Joins:
-    """Nodes without duration that wait for two others."""
-
     def __init__(self, nodes: _Nodes) -> None:
         self._nodes = nodes
         self._first = len(nodes)
@@ -333,7 +330,7 @@ class _Joins:
         self._times: list[int] = []
 
     def of(self, one: int, other: int) -> int:
-        """The node after both; 0 is none."""
+        """A node after both; 0 means none."""
         if not one or not other:
             return one or other
         self._pairs.append((one, other))
@@ -354,7 +351,7 @@ _Pieces = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray
 
 
 def _pieces(nodes: _Nodes, timeline: Timeline) -> _Pieces:
-    """Node, begin, end and row of every piece: an event of the device, or what is innermost on a thread."""
+    """Node, start, end and row of each piece: a device event, or a thread's innermost event."""
     trace = timeline.trace
     on_host = trace.is_category(*HOST)
     ends_ns = clipped_ends(timeline)

@@ -1,4 +1,4 @@
-"""What the steps of windows or of traces consist of, as shares of their time."""
+"""Composition of the recorded steps, as shares of their time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class DeviceShares(Record, frozen=True, kw_only=True):
     """Shares of recorded steps; all but ``busy`` and ``copying`` sum to 1.
 
     Attributes:
-        step_ns: mean length of a step.
-        busy: Busy of the Device Summary, the mean over the devices; 0 without any.
-        computing: kernels, copies and sets, without communication alone.
-        communication: communication that nothing of these hides.
-        fetch: fetches of batches while no device works.
-        host: the runtime and operators on the host, without either.
-        other: nothing of all that.
-        copying: the copies in ``computing``, without those that a kernel hides.
+        step_ns: mean step length.
+        busy: Busy of the Device Summary, averaged over the devices; 0 without any.
+        computing: kernels, copies and sets, without pure communication.
+        communication: communication that none of these hides.
+        fetch: batch fetches while no device works.
+        host: the runtime and operators on the host, without any of the above.
+        other: none of the above.
+        copying: copies within ``computing`` that no kernel hides.
     """
 
     step_ns: float
@@ -39,13 +39,13 @@ class DeviceShares(Record, frozen=True, kw_only=True):
 
 
 def device_shares(traces: Iterable[TraceFacts]) -> DeviceShares:
-    """Of all steps of those that have device events."""
+    """Shares over all steps of the traces with device events."""
     known = _breakdowns(traces)
     return _shares((facts, one) for facts, one in known if one.has_device)
 
 
 def host_shares(traces: Iterable[TraceFacts]) -> DeviceShares:
-    """Of all steps, where nothing has device events."""
+    """Shares over all steps, if no trace has device events."""
     known = _breakdowns(traces)
     if any(one.has_device for _, one in known):
         raise NotMeasured("a trace has GPU events")
@@ -82,7 +82,7 @@ def _shares(known: Iterable[tuple[TraceFacts, StepBreakdown]]) -> DeviceShares:
 
 
 def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | None) -> float:
-    """The step time of traces alone: the mean step that host waits are counted in, else of all.
+    """Step time from traces alone: the mean of the steps that count for host waits, else of all.
 
     Args:
         traces: of one job.
@@ -94,14 +94,14 @@ def recorded_step_ns(traces: Iterable[TraceFacts], waits: HostWaits | None) -> f
 
 
 class GpuIdle(Record, frozen=True, kw_only=True):
-    """GPU busy and GPU idle: shares of the recorded steps, the mean over all devices.
+    """GPU busy and GPU idle: shares of the recorded steps, averaged over all devices.
 
-    A device is busy while at least one kernel, copy or set runs on any of its streams, and idle in the rest.
+    A device is busy while at least one kernel, copy or set runs on any of its streams, and idle otherwise.
 
     Attributes:
         busy: Busy of the Device Summary.
-        by_cause: cause of idle time (``CAUSES`` of ``analysis/trace/idle.py``) → its share; they and ``busy``
-            sum to 1.
+        by_cause: share of each idle cause (``CAUSES`` of ``analysis/trace/idle.py``); they and ``busy`` sum
+            to 1.
         after_waits: share of the cause "host" that would be saved if no call waited for the device.
     """
 
@@ -115,7 +115,7 @@ class GpuIdle(Record, frozen=True, kw_only=True):
 
 
 def gpu_idle(traces: Iterable[TraceFacts]) -> GpuIdle | None:
-    """Of all devices of all traces; ``None`` without any, or where the recorded time is empty."""
+    """Over all devices of all traces; ``None`` without any, or if the recorded time is empty."""
     known: list[CoveredIdle] = []
     saves_ns = 0
     for facts in traces:
@@ -134,13 +134,13 @@ def gpu_idle(traces: Iterable[TraceFacts]) -> GpuIdle | None:
 
 
 class WaitShares(Record, frozen=True, kw_only=True):
-    """What waits are of recorded steps, as far as a verdict asks; see :class:`HostWaits`.
+    """Waits as shares of recorded steps, for the verdict; see :class:`HostWaits`.
 
     Attributes:
-        late: idle time of the device in which the host was late, without fetches and what waits cost.
-        around_model: time of the host in waits that begin in phases around the model, without copies.
-        forward_saving: the saving of waits that begin in the forward.
-        unexplained: idle time of the device whose cause is not known.
+        late: device idle time in which the host was late, without fetches and the cost of waits.
+        around_model: host time in waits that start in phases around the model, without copies.
+        forward_saving: saving of waits that start in the forward.
+        unexplained: device idle time without a known cause.
     """
 
     late: float
@@ -165,16 +165,16 @@ def wait_shares(facts: HostWaits, device: DeviceShares | None) -> WaitShares:
 
 
 def unaccounted(shares: DeviceShares, waits: WaitShares | None) -> float:
-    """Share of the steps of which nothing is known.
+    """Unaccounted share of the steps.
 
-    That is time in no event, such as Python between operators. Where the device waits for the host meanwhile,
-    it is known why it is idle, whatever the host does.
+    That is time in no event, e.g. Python between operators. If the device waits for the host during it, the
+    idle time is explained, whatever the host does.
     """
     return shares.other if waits is None else min(shares.other, waits.unexplained)
 
 
 def lost_work(counts: Iterable[KernelLaunchCount]) -> str:
-    """Why windows or ranks with these launches don't show what the GPU does; ``""`` where they do."""
+    """Why windows or ranks with these launches don't show the GPU's work; ``""`` if they do."""
     known = pool((KernelLaunchCount(launches=0, lost=0, kernels=0), *counts))
     if not known.tells_nothing:
         return ""

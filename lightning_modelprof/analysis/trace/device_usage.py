@@ -1,6 +1,6 @@
-"""Device Summary: how busy the host's processors and each device were.
+"""Device Summary: utilization of the host's processors and of each device.
 
-Source of the devices' figures: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
+Source of the device figures: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
 2026).
 """
 
@@ -32,17 +32,16 @@ from lightning_modelprof.trace.model import Category, Trace
 _NO_DEVICES: Final = "the trace has neither GPU events nor CPU times (ModelProfCallback records CPU times)"
 
 _FULL: Final = 1 << 40
-"""All multiprocessors of a device, in parts: the sweep adds integers, so that nothing drifts."""
+"""All multiprocessors of a device, in parts: integers, so that the sweep doesn't drift."""
 
 
 class HostUsage(Record, frozen=True, kw_only=True):
-    """How busy the host's processors were from the begin of the window to its end, as fractions.
+    """Processor utilization over the window, as fractions.
 
     Attributes:
-        process: processor time of the training process by elapsed time, so that 1 is one core; ``None`` if it
-            could not be read.
-        workers: the same of its children, such as DataLoader workers; ``None`` if it could not be read.
-        system: busy share of all cores of the machine, whoever used them; ``None`` if it could not be read.
+        process: CPU time of the training process over elapsed time, so 1 is one core; ``None`` if unreadable.
+        workers: the same for its children, e.g. DataLoader workers; ``None`` if unreadable.
+        system: busy share of all cores of the machine, by any process; ``None`` if unreadable.
         num_cpus: cores of the machine; ``None`` if unknown.
     """
 
@@ -53,26 +52,23 @@ class HostUsage(Record, frozen=True, kw_only=True):
 
 
 class OneDevice(Record, frozen=True, kw_only=True):
-    """How busy one device was in the window's span, as fractions; ``None`` is not measured.
+    """Utilization of one device over the window's span, as fractions; ``None`` means not measured.
 
     Attributes:
-        number: of the device; ``None`` if the file does not say.
         utilization: share of the span in which a kernel runs; ``None`` in an empty span.
-        busy: share of the span in which :func:`busy_time` has it busy; ``None`` in an empty span.
-        sm_efficiency: mean over the span of the share of multiprocessors that have a thread block: at each
-            instant the smaller of 1 and the sum of the running kernels' blocks per multiprocessor. ``None``
-            when there are kernels and none has that number.
-        sm_unknown: share of the kernels' time without that number; there it counts as 0.
+        busy: share of the span in :func:`busy_time`; ``None`` in an empty span.
+        sm_efficiency: mean over the span of the share of multiprocessors with a thread block: at each instant
+            the smaller of 1 and the sum of the running kernels' blocks per multiprocessor. ``None`` if there
+            are kernels and none has that number.
+        sm_unknown: share of the kernels' time without that number, which counts as 0.
         occupancy: mean of the profiler's estimate of the achieved occupancy, weighted by the kernels' time in
-            the span; idle time does not count. ``None`` when no kernel has one.
-        occupancy_zero: share of that time for which the estimate is 0. ``None`` when no kernel has one.
-        tensor_cores: of the kernels' time in the span whose names tell, the share of kernels that use tensor
-            cores; ``None`` where no name tells, without kernels, and for devices without tensor cores.
-        tensor_unknown: share of the kernels' time in the span whose names do not tell; ``None`` without
+            the span; idle time doesn't count. ``None`` if no kernel has one.
+        occupancy_zero: share of that time with an estimate of 0; ``None`` if no kernel has one.
+        tensor_cores: share of kernels on tensor cores in the time of all kernels that could be classified;
+            ``None`` if there are none, and for devices without tensor cores.
+        tensor_unknown: share of the kernels' time in the span that couldn't be classified; ``None`` without
             kernels, and for devices without tensor cores.
-        name: of the model; ``None`` if the file does not say.
-        memory_bytes: in total; ``None`` if the file does not say.
-        compute_capability: such as ``8.0``; ``None`` if the file does not say.
+        number, name, memory_bytes, compute_capability: of the device; ``None`` if not in the file.
     """
 
     number: int | None
@@ -90,15 +86,15 @@ class OneDevice(Record, frozen=True, kw_only=True):
 
 
 class DeviceUsage(Record, frozen=True, kw_only=True):
-    """How busy the processors and devices of one rank were.
+    """Utilization of one rank's processors and devices.
 
     Attributes:
-        host: ``None`` when the trace does not hold the processors' times.
-        devices: those that have device events, by number.
-        span: begin and end of the time that the devices' figures cover; ``None`` without devices. Time
-            between kept steps that do not follow each other is no part of it.
-        covers: from what to what that time is; ``None`` without devices.
-        covered_ns: how long it is; 0 without devices.
+        host: ``None`` if the trace has no processor times.
+        devices: those with device events, by number.
+        span: start and end of the time that the devices' figures cover; ``None`` without devices. Gaps
+            between kept steps that aren't consecutive don't count.
+        covers: what that time spans; ``None`` without devices.
+        covered_ns: its length; 0 without devices.
     """
 
     host: HostUsage | None
@@ -110,7 +106,7 @@ class DeviceUsage(Record, frozen=True, kw_only=True):
 
 
 def summarize_device_usage(timeline: Timeline) -> DeviceUsage:
-    """How busy the processors were in the window, and each device from the first kept step to the last."""
+    """Measure the processors over the window, and each device from the first kept step to the last."""
     trace = timeline.trace
     host = _host_usage(trace.metadata)
     covered = covered_time(timeline)
@@ -142,15 +138,7 @@ def summarize_device_usage(timeline: Timeline) -> DeviceUsage:
 
 
 def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.int64]:
-    """Where moments are when the time outside the stretches is cut out.
-
-    Args:
-        time_ns: shape (n,).
-        stretches: an interval set.
-
-    Returns:
-        Nanoseconds of the stretches that have passed at each moment, shape (n,).
-    """
+    """Nanoseconds of the stretches, an interval set, that have passed at each moment, shape (n,)."""
     if not len(stretches):
         return np.zeros_like(time_ns)
     lasts_ns = stretches[:, 1] - stretches[:, 0]
@@ -163,15 +151,12 @@ def joined_time(time_ns: NDArray[np.int64], stretches: Intervals) -> NDArray[np.
 def integrate_capped(
     begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], shares: NDArray[np.float64]
 ) -> float:
-    """Integral over time of the smaller of 1 and the sum of the shares of what runs at each instant.
+    """Integral, in nanoseconds, of the smaller of 1 and the sum of the shares at each instant.
 
     Args:
-        begin_ns: begin of each interval, shape (n,), in any order.
-        end_ns: end of each interval, shape (n,), not before its begin.
+        begin_ns: start of each interval, shape (n,), in any order.
+        end_ns: end of each interval, shape (n,), not before its start.
         shares: shape (n,), not negative.
-
-    Returns:
-        Nanoseconds.
     """
     parts = np.rint(np.minimum(shares, 1.0) * _FULL).astype(np.int64)
     time_ns = np.concatenate((begin_ns, end_ns))
@@ -181,7 +166,7 @@ def integrate_capped(
 
 
 def _on_tensor_cores(trace: Trace) -> NDArray[np.float64]:
-    """What the names of the m device events tell: 1 is on tensor cores, 0 is not, NaN is not known."""
+    """1 for device events on tensor cores, 0 for others, NaN if unknown, shape (m,)."""
     names, place = by_name(trace, trace.device.event)
     told = [uses_tensor_cores(name) for name in names]
     return np.array([np.nan if one is None else float(one) for one in told], np.float64)[place]
@@ -194,13 +179,7 @@ def _one_device(
     on_tensor_cores: NDArray[np.float64] | None,
     properties: DeviceProperties,
 ) -> OneDevice:
-    """The figures of one device.
-
-    Args:
-        timeline: the trace, with m device events.
-        on_tensor_cores: 1 for device events with the name of a kernel on tensor cores, 0 for others, NaN
-            where the name does not tell, shape (m,); ``None`` when the devices have none.
-    """
+    """Utilization of one device; ``on_tensor_cores`` is ``None`` for devices without tensor cores."""
     trace, device = timeline.trace, timeline.trace.device
     all_begin_ns = joined_time(trace.begin_ns[device.event], stretches)
     all_end_ns = joined_time(trace.end_ns[device.event], stretches)
@@ -232,7 +211,6 @@ def _one_device(
 
 
 def _host_usage(metadata: Mapping[str, Any]) -> HostUsage | None:
-    """What the trace says of the processors; ``None`` when it was not recorded by ModelProfCallback."""
     ours = metadata.get(TRACE_METADATA_KEY)
     cpu = ours.get("cpu") if isinstance(ours, dict) else None
     if not isinstance(cpu, dict):

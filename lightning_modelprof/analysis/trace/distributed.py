@@ -1,4 +1,4 @@
-"""Distributed: how long the ranks communicated, and how much of it computation hid."""
+"""Distributed: communication time of the ranks, and the part that computation hides."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.trace.model import Category, Collective, Trace
 
 Base = Literal["steps", "operators", "device"]
-"""Whose span the time is compared with."""
+"""Span that the time is compared with."""
 
 
 _NO_COMMUNICATION: Final = "the trace has no communication"
@@ -66,11 +66,11 @@ _NOT_RECOGNISED: Final = (
 
 
 class Overlap(Record, frozen=True, kw_only=True):
-    """How long one rank communicated and computed; what overlaps counts once.
+    """Communication and computation time of one rank; overlaps count once.
 
     Attributes:
         communication_ns: time in which at least one kernel or host range communicates.
-        computation_ns: time in which at least one other kernel runs (copies and sets are none); ``None``
+        computation_ns: time in which at least one other kernel runs, without copies and sets; ``None``
             without any kernel.
         overlap_ns: time in both; ``None`` without any kernel.
         exposed_ns: communication without the overlap; ``None`` without any kernel.
@@ -83,15 +83,15 @@ class Overlap(Record, frozen=True, kw_only=True):
 
 
 class StepShares(Record, frozen=True, kw_only=True):
-    """What the kept steps of one rank consist of; the parts are disjoint and sum to ``total_ns`` exactly.
+    """Composition of one rank's kept steps; the parts are disjoint and sum to ``total_ns`` exactly.
 
     Attributes:
         total_ns: length of the kept steps.
-        computation_ns: computation without communication at the same time; ``None`` without any kernel.
-        overlap_ns: computation and communication at the same time; ``None`` without any kernel.
-        exposed_ns: communication without computation; without any kernel all communication.
+        computation_ns: computation without simultaneous communication; ``None`` without any kernel.
+        overlap_ns: simultaneous computation and communication; ``None`` without any kernel.
+        exposed_ns: communication without computation; without any kernel, all communication.
         copies_ns: only copies and sets; ``None`` without any kernel.
-        other_ns: nothing of these.
+        other_ns: none of these.
     """
 
     total_ns: int
@@ -103,7 +103,7 @@ class StepShares(Record, frozen=True, kw_only=True):
 
 
 class CommunicationRows(Record, frozen=True, kw_only=True):
-    """Which events are a rank's communication.
+    """Events that are a rank's communication.
 
     Attributes:
         rows: of the trace, in its order; at least one.
@@ -119,17 +119,17 @@ class Distributed(Record, frozen=True, kw_only=True):
     """Communication of one rank.
 
     Attributes:
-        is_asynchronous: there are host ranges of a backend that works on a device (``nccl:``): they are
-            the time to ask for communication, not the time that it takes.
-        in_steps: inside the kept steps; ``None`` when the trace has no ``ProfilerStep`` ranges.
-        base: whose span ``base_ns`` is; ``None`` without steps, operators and device events.
-        base_ns: length of that span, without the time between kept steps that do not follow each other;
-            ``None`` without one.
-        in_base: inside that span, so that no part is longer than ``base_ns``, as ``whole`` can be;
-            ``None`` without one.
-        collectives: in no order.
-        shares: what the kept steps consist of; ``None`` without steps, where they have no length, and where
-            ``is_asynchronous``, as communication itself was not recorded.
+        is_asynchronous: whether the events are host ranges of a backend that works on a device (``nccl:``):
+            they are the time to ask for communication, not the time that it takes.
+        in_steps: inside the kept steps; ``None`` without ``ProfilerStep`` ranges.
+        base: what ``base_ns`` spans; ``None`` without steps, operators and device events.
+        base_ns: length of that span, without gaps between kept steps that aren't consecutive; ``None``
+            without one.
+        in_base: inside that span, so that no part is longer than ``base_ns``, as ``whole`` can be; ``None``
+            without one.
+        collectives: in no particular order.
+        shares: composition of the kept steps; ``None`` without steps, if they have no length, and if
+            ``is_asynchronous``, as communication itself wasn't recorded.
     """
 
     source: Source
@@ -146,11 +146,11 @@ class Distributed(Record, frozen=True, kw_only=True):
 
 
 def summarize_distributed(timeline: Timeline) -> Distributed:
-    """Communication and computation over the whole trace, and every collective.
+    """Measure communication and computation over the whole trace, and every collective.
 
-    Communication is the union of the communication kernels of all devices and streams. Where there is
-    none, it is the union of the backend's ranges on the host (``gloo:all_reduce``) on all threads; those
-    that only ask a device for it, as NCCL's do, count only where no kernels were recorded at all.
+    Communication is the union of the communication kernels of all devices and streams. Without any, it's the
+    union of the backend's ranges on the host (``gloo:all_reduce``) on all threads; those that only ask a
+    device for it, as NCCL's do, count only if no kernels were recorded at all.
     """
     found = find_communication_rows(timeline)
     trace, rows = timeline.trace, found.rows
@@ -178,7 +178,7 @@ def summarize_distributed(timeline: Timeline) -> Distributed:
 
 
 def find_communication_rows(timeline: Timeline) -> CommunicationRows:
-    """The events that are a rank's communication: kernels, else the backend's ranges on the host."""
+    """Find a rank's communication events: kernels, else the backend's ranges on the host."""
     trace = timeline.trace
     is_kernel = trace.category == Category.KERNEL
     communicating = np.flatnonzero(timeline.is_communication)
@@ -186,7 +186,7 @@ def find_communication_rows(timeline: Timeline) -> CommunicationRows:
     if len(rows):
         return CommunicationRows(rows=rows, source="device", is_asynchronous=False)
     asking = rows_named(trace, communicating, asks_device_to_communicate)
-    # Where kernels were recorded and none communicates, what was asked of the device took no time there.
+    # If kernels were recorded and none communicates, requests to the device took no time there.
     is_asynchronous = len(asking) > 0 and not is_kernel.any()
     rows = communicating if is_asynchronous else host_communication(timeline)
     if not is_asynchronous and not _has_several_processes(trace):
@@ -213,7 +213,6 @@ def _of_unknown_backend(names: Sequence[str]) -> str:
 
 
 def _has_several_processes(trace: Trace) -> bool:
-    """Whether the trace says that its job has several processes, or a group of it."""
     noted = trace.metadata.get("distributedInfo")
     sizes = [one.group_size for one in trace.collectives]
     sizes += [noted.get("world_size")] if isinstance(noted, dict) else []
@@ -241,7 +240,7 @@ def _overlap_inside(stretches: Intervals, communication: Intervals, computation:
 def _in_steps(
     timeline: Timeline, communication: Intervals, computation: Intervals | None
 ) -> tuple[Overlap | None, int]:
-    """The same inside the kept steps, and how many there are."""
+    """Overlap inside the kept steps, and their number."""
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None or bounds is None or not steps.has_ranges or not len(bounds.intervals):
         return None, 0
@@ -288,19 +287,19 @@ def _base(timeline: Timeline) -> tuple[Base | None, Intervals | None]:
 
 
 Source = Literal["device", "host"]
-"""Where communication was seen: as kernels, or as the backend's operators on the host."""
+"""Where communication was recorded: as kernels, or as the backend's operators on the host."""
 
 
 _Key = tuple[str, str | None, int | None]
-"""Name, process group and number of its ranks."""
+"""Name, process group and its size."""
 
 
 _KERNEL_NAME: Final = re.compile(r"[nr]ccl(?:Dev)?Kernel_([A-Za-z]+)")
-"""``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``: the collective is what follows."""
+"""``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)``: captures the collective."""
 
 
 _FUNCTION: Final = re.compile(r"(?:void )?((?:(?:\(anonymous namespace\)|\w+)::)*\w+)\s*[<(]")
-"""Of a kernel of another library the function, ``deep_ep::internode::dispatch``, without parameters."""
+"""Function name of another library's kernel, ``deep_ep::internode::dispatch``, without parameters."""
 
 
 _PLAIN_NAMES: Final = {
@@ -320,7 +319,7 @@ _PLAIN_NAMES: Final = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
-"""torch, NCCL and their versions write one collective in several ways; here without case and ``_``."""
+"""Spellings of collectives in torch and NCCL versions, in lower case without ``_``."""
 
 
 _ELEMENT_BYTES: Final = {
@@ -341,19 +340,18 @@ _ELEMENT_BYTES: Final = {
     "uint32": 4,
     "uint64": 8,
 }
-"""Size of torch's types by their names in lower case; those of ``Float8_...`` are one byte."""
+"""Size of torch's types by lower-case name; ``Float8_...`` types have one byte."""
 
 
 class CollectiveTime(Record, frozen=True, kw_only=True):
     """All calls of one collective in one process group.
 
     Attributes:
-        name: in torch's plain words, such as ``all_reduce``; as recorded where that is not one of those.
-        group: the process group's description or name; ``None`` is not recorded.
-        group_size: ranks in the group; ``None`` is not recorded.
-        time: of the kernels, or where the device has none of the host ranges, whatever overlaps them.
-        size_bytes: what this rank put in, number of elements times their size; ``None`` when any call
-            did not record it.
+        name: torch's plain name, e.g. ``all_reduce``; as recorded if it's none of those.
+        group: description or name of the process group; ``None`` if not recorded.
+        group_size: ranks in the group; ``None`` if not recorded.
+        time: of the kernels, or without any, of the host ranges, including overlaps.
+        size_bytes: bytes that this rank contributed (elements times their size); ``None`` if unknown for any.
     """
 
     name: Key[str]
@@ -366,7 +364,7 @@ class CollectiveTime(Record, frozen=True, kw_only=True):
 def find_collectives(
     timeline: Timeline, rows: NDArray[np.int64], source: Source
 ) -> tuple[CollectiveTime, ...]:
-    """Tallies of the communication events by name and group."""
+    """Tally communication events by name and group."""
     trace = timeline.trace
     description, named_as = _labels(timeline, rows, source)
     width = len(trace.names)
@@ -397,11 +395,11 @@ def find_collectives(
 def _labels(
     timeline: Timeline, rows: NDArray[np.int64], source: Source
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """What tells which collective each event belongs to.
+    """Description and name of each event's collective.
 
     Returns:
-        Index of its description, -1 without one, and id of the name that says most, both of shape (k,): what
-        a kernel does not say itself is taken from the host events around its launch.
+        Index of its description, -1 without one, and id of the most informative name, both of shape (k,). For
+        kernels, host events around the launch fill in what is missing.
     """
     trace, launch = timeline.trace, timeline.launch
     description = trace.collective[rows].astype(np.int64)
@@ -422,7 +420,7 @@ def _labels(
 
 
 def _plain_name(text: str, one: Collective | None) -> str:
-    """What the collective is called: by its description, else by the name of the range or the kernel."""
+    """Name of a collective: from its description, else from the name of the range or kernel."""
     if one is not None and one.name is not None:
         recorded = one.name
     elif is_communication_operator(text):
@@ -436,7 +434,6 @@ def _plain_name(text: str, one: Collective | None) -> str:
 
 
 def _size_bytes(one: Collective | None) -> int | None:
-    """What one call puts in, ``None`` if it did not say."""
     if one is None or one.dtype is None or one.in_elements is None or one.in_elements < 0:
         return None
     dtype = one.dtype.lower()

@@ -1,4 +1,4 @@
-"""Host waits: where the host waits for its device, what that costs, and what else keeps the device idle."""
+"""Host waits: where the host waits for its device, what that costs, and other causes of device idle time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from lightning_modelprof.run.phases import RANGE_PREFIX, STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category
 
 MODEL_PHASES: Final = ("forward", "backward", "optimizer", "zero_grad", "clip")
-"""In which the host launches the model's work."""
+"""Phases in which the host launches the model's work."""
 
 
 NO_STEP_RANGES: Final = (
@@ -67,18 +67,18 @@ NO_WHOLE_STEP: Final = "the file is cut off and has no complete step"
 
 
 NO_STEPS_TO_COMPARE: Final = (NO_STEP_RANGES, ONE_STEP, NO_WHOLE_STEP)
-"""Why nothing is said of steps, whatever is in them."""
+"""Reasons why traces have no steps to compare."""
 
 
 _NO_STEP: Final = "the trace has no complete recorded step"
 
 
 class HostWait(Record, frozen=True, kw_only=True):
-    """All waits of one kind at one place, over the steps that count.
+    """All waits of one kind at one place, over the counted steps.
 
     Attributes:
-        saves_ns: how much earlier the device would be done if no call waited, as far as it is due to these;
-            see :func:`stakes_of_waits`.
+        saves_ns: the waits' part of how much earlier the device would be done if no call waited; see
+            :func:`stakes_of_waits`.
     """
 
     place: Key[WaitPlace]
@@ -91,14 +91,13 @@ WorkKind = Literal["operator", "runtime", "function", "python"]
 
 
 class LateWork(Record, frozen=True, kw_only=True):
-    """What the host did in long idle times of the device in which it launched nothing.
+    """Host work during long idle times of the device without any launch.
 
     Attributes:
-        kind: an operator, a call of the runtime, a Python function, or Python code that the trace has no
-            event of.
-        name: of it; of Python code that of the range around it, "" without one.
-        time_ns: that it covers of these idle times, over the steps that count.
-        caller: the user's function that calls it, where it is a function of a library; else "".
+        kind: an operator, a runtime call, a Python function, or Python code without an event in the trace.
+        name: for Python code, that of the range around it, "" without one.
+        time_ns: its part of these idle times, over the counted steps.
+        caller: the user's function that calls a library's function; else "".
     """
 
     kind: Key[WorkKind]
@@ -108,28 +107,28 @@ class LateWork(Record, frozen=True, kw_only=True):
 
 
 class HostWaits(Record, frozen=True, kw_only=True):
-    """What the host does to the device of one rank, or of several ranks together.
+    """Effect of the host on the device of one rank, or of several ranks together.
 
-    Of several devices in one process it is the one that is busy longest. Idle time is counted in the step
-    in which it lies, between device-aware bounds. Times are sums over the steps; ``fetch_ns``,
+    Of several devices in one process, it's the one that is busy longest. Idle time counts for the step that
+    contains it, between device-aware bounds. Times are sums over the steps; ``fetch_ns``,
     ``communication_ns``, ``saves_ns`` and ``late_ns`` never overlap and sum to no more than ``idle_ns``.
 
     Attributes:
-        num_steps: the steps that count: those that follow directly on a recorded step, since what the
-            host did before any other is not known; where there is none such, all.
-        idle_ns: time in them without any event of the device.
-        fetch_ns: that of it in which the launching thread waited for its next batch, nothing being queued.
-        saves_ns: what would be saved of the rest if no call waited.
-        late_ns: what is left of the idle time in which nothing was queued: the host was late.
-        launch_ns: that of it in the phases in which the model's work is launched; all of it if the trace
-            does not have this package's phases.
+        num_steps: counted steps: those that directly follow a recorded step, since the host's work before any
+            other is unknown; if there are none, all steps.
+        idle_ns: time in them without any device event.
+        fetch_ns: part of it in which the launching thread waited for its next batch with an empty queue.
+        saves_ns: part of the rest that would be saved if no call waited.
+        late_ns: remaining idle time with an empty queue: the host was late.
+        launch_ns: part of that in the phases that launch the model's work; all of it if the trace doesn't
+            have this package's phases.
         longest_launch_ns: the longest stretch of that; 0 without any.
-        num_kernels: kernels that began in the steps, on all devices.
+        num_kernels: kernels that started in the steps, on all devices.
         waits: largest saving first, then longest first.
-        late_work: what fills the longer ones of the stretches in ``launch_ns``, longest first; empty where
-            these are not most of it.
-        communication_ns: the idle time in which the launching thread communicated, nothing being queued.
-        saves_by_step_ns: what would be saved in each step that has a length, those that don't count too.
+        late_work: host work in the longer stretches of ``launch_ns``, longest first; empty if these aren't
+            most of it.
+        communication_ns: idle time in which the launching thread communicated with an empty queue.
+        saves_by_step_ns: possible saving in each step that has a length, including those that don't count.
     """
 
     num_steps: int
@@ -151,14 +150,14 @@ class HostWaits(Record, frozen=True, kw_only=True):
 
 
 class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
-    """Idle time for which nothing was queued, cut at the bounds of steps: k pieces, in order of launch.
+    """Idle time with an empty queue, split at step bounds: k pieces, in order of launch.
 
     Attributes:
         intervals: shape (k, 2).
-        step: number of the step that each is in, shape (k,).
-        launch_ns: launch of what ends the idle time, shape (k,).
-        fetch_ns: time of each in which the launching thread waited for a batch, shape (k,).
-        communication_ns: time of each in which it communicated, shape (k,).
+        step: number of each piece's step, shape (k,).
+        launch_ns: launch of the event that ends the idle time, shape (k,).
+        fetch_ns: time of each piece in which the launching thread waited for a batch, shape (k,).
+        communication_ns: time of each piece in which it communicated, shape (k,).
         track: that thread, shape (k,).
     """
 
@@ -171,7 +170,7 @@ class _IdlePieces(Record, frozen=True, kw_only=True, eq=False):
 
     @property
     def late_ns(self) -> NDArray[np.int64]:
-        """Without the fetches and communication, shape (k,)."""
+        """Time without fetches and communication, shape (k,)."""
         length_ns = self.intervals[:, 1] - self.intervals[:, 0]
         rest: NDArray[np.int64] = length_ns - self.fetch_ns - self.communication_ns
         return rest
@@ -261,32 +260,31 @@ def _counts(pieces: _IdlePieces, counted: Intervals) -> NDArray[np.bool_]:
 
 
 _LONG_NS: Final = 500_000
-"""A host that launches all the time never takes so long from one launch to the next."""
+"""A host that launches continuously never takes this long between launches."""
 
 
 MOSTLY: Final = 0.5
-"""Of the time in which the host is late: what it does instead of launching is named from here on."""
+"""Share of the late time from which the host's other work is reported."""
 
 
 _MOST_WORK: Final = 10
 
 
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
-"""Of an object in a Python function's name: another one in each step, where each makes its own object."""
+"""An object's address in a Python function's name, which may differ in every step."""
 
 
 def _is_of_launches(name: str) -> bool:
-    """Whether a host in a call of this name launches, or waits for what it launched."""
     return "Launch" in name or waits_for_device(name)
 
 
 def _late_work(
     timeline: Timeline, pieces: _IdlePieces, chosen: NDArray[np.intp], most_ns: int
 ) -> tuple[LateWork, ...]:
-    """What is innermost on the launching thread in some of the pieces, without fetches, launches and waits.
+    """Innermost host work of the launching thread in some pieces, without fetches, launches and waits.
 
     Args:
-        most_ns: of their time that isn't due to anything else.
+        most_ns: part of the pieces' time that isn't due to anything else.
     """
     trace = timeline.trace
     fetches, phases = find_fetches(timeline), _model_phases(timeline)
@@ -344,7 +342,7 @@ def _late_work(
 
 
 def _callers(timeline: Timeline, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The user's function that a Python function is, or is called from: its name's number from 1 on, or 0."""
+    """Name id + 1 of the user's function that a Python function is or is called from; 0 for none."""
     trace = timeline.trace
     functions = np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)
     is_users = np.zeros(len(trace), np.bool_)
@@ -371,14 +369,14 @@ _KIND_OF_CATEGORY[[Category.RUNTIME, Category.PYTHON_FUNCTION]] = _RUNTIME, _FUN
 
 
 def pool_host_waits(ranks: Sequence[HostWaits]) -> HostWaits:
-    """Of several ranks or windows together, at least one."""
+    """Pool at least one rank or window."""
     whole = pool(ranks)
     work = sorted(whole.late_work, key=lambda one: -one.time_ns)
     return replace(whole, waits=_sorted(whole.waits), late_work=tuple(work[:_MOST_WORK]))
 
 
 def _counted_steps(bounds: StepBounds) -> Intervals:
-    """The steps before which another one was recorded; where there is none such, all."""
+    """Steps directly after a recorded step; without any, all steps."""
     steps = bounds.intervals
     numbers = np.array(bounds.numbers, np.int64)
     begins_stretch = is_among(steps[:, 0], bounds.stretches[:, 0])
@@ -395,9 +393,9 @@ def _has_length(steps: NDArray[np.int64]) -> NDArray[np.bool_]:
 def _usual(
     places: Sequence[WaitPlace], wait_ns: NDArray[np.int64], in_counted: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
-    """Time of each wait; in the steps that do not count no more than the longest at the same place in others.
+    """Time of each wait; outside the counted steps, at most the longest at the same place inside them.
 
-    What happens once, when the recording begins, is not what a step costs.
+    One-time waits at the start of a recording aren't part of a step's cost.
     """
     longest: dict[WaitPlace, int] = {}
     for place, time, counts in zip(places, wait_ns.tolist(), in_counted.tolist(), strict=True):
@@ -408,14 +406,13 @@ def _usual(
 
 
 def _busiest_device(timeline: Timeline, covered: Intervals) -> tuple[int, Intervals]:
-    """Number of the device that works longest in a time, and when it does."""
     numbers = different(timeline.trace.device.device).tolist()
     busiest = max(numbers, key=lambda number: busy_ns(timeline, number, covered))
     return busiest, busy_time(timeline, busiest)
 
 
 def _idle_pieces(timeline: Timeline, bounds: StepBounds, idle: IdleTime) -> _IdlePieces:
-    """The pieces in steps of those gaps of a device for which nothing was queued."""
+    """Pieces, inside steps, of a device's gaps with an empty queue."""
     gaps = idle.gaps
     late = gaps.is_host_wait
     ends_ns, launcher = gaps.launch_ns[late], gaps.launcher[late]
@@ -423,10 +420,10 @@ def _idle_pieces(timeline: Timeline, bounds: StepBounds, idle: IdleTime) -> _Idl
 
 
 def _pieces_at_end(timeline: Timeline, bounds: StepBounds, idle: IdleTime) -> _IdlePieces:
-    """The same after the device's last event, as if the next work were launched at their end.
+    """Pieces after the device's last event, as if the next work were launched at their end.
 
-    So it is after each earlier step. Of one step alone nobody knows if work follows, which could have begun
-    earlier: there no wait made this time.
+    That is so after each earlier step. After a single step, it's unknown whether work follows that could have
+    started earlier, so no wait is blamed for this time.
     """
     after, launcher = after_last_event(timeline, idle.device)
     after = after[: len(after) if launcher >= 0 else 0]
@@ -460,9 +457,9 @@ def _cut_at_steps(
 
 
 def _in_model_phases(timeline: Timeline, pieces: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How much of each piece the steps' thread spends in the phases that launch the model's work, shape (k,).
+    """Time of each piece in which the steps' thread is in the model's phases, shape (k,).
 
-    All of it where the trace does not have this package's phases.
+    All of it if the trace doesn't have this package's phases.
     """
     phases = _model_phases(timeline)
     if phases is None:
@@ -476,7 +473,7 @@ def _in_model_phases(timeline: Timeline, pieces: NDArray[np.int64]) -> NDArray[n
 
 
 def _model_phases(timeline: Timeline) -> Intervals | None:
-    """When the steps' thread launches the model's work; ``None`` without this package's phases."""
+    """Times in which the steps' thread launches the model's work; ``None`` without this package's phases."""
     host_time = timeline.host_time
     if host_time is None or host_time.source != "modelprof ranges":
         return None
@@ -490,7 +487,6 @@ def _by_place(
     wait_ns: NDArray[np.int64],
     saves_ns: NDArray[np.int64],
 ) -> tuple[HostWait, ...]:
-    """One for each place, of those that count or have a saving."""
     sums: dict[WaitPlace, list[int]] = {}
     for place, counts, waited, saving in zip(
         places, is_counted.tolist(), wait_ns.tolist(), saves_ns.tolist(), strict=True
@@ -521,15 +517,15 @@ _SYNC, _TO_HOST, _TO_DEVICE = range(3)
 
 
 class WaitRows(Record, frozen=True, kw_only=True, eq=False):
-    """The k calls that wait in the steps, in order of their ends.
+    """The k waiting calls in the steps, in order of their ends.
 
     Attributes:
-        row: row of each in the trace, shape (k,).
+        row: row in the trace, shape (k,).
         operator: row of the innermost operator around each, -1 without one, shape (k,).
         direction: index into ``DIRECTIONS``, shape (k,).
-        memory: of the host, that a copy is from or to, as ``memory_of`` has it; "" if it is not known.
-        effective_ns: time of each that no earlier one covers, shape (k,); 0 for calls of threads that launch
-            no kernels: whoever waits there keeps nobody from launching.
+        memory: host memory of the copy, as in ``memory_of``; "" if unknown.
+        effective_ns: time of each that no earlier one covers, shape (k,); 0 on threads that launch no
+            kernels, since a wait there delays no launch.
     """
 
     row: NDArray[np.int64]
@@ -540,15 +536,15 @@ class WaitRows(Record, frozen=True, kw_only=True, eq=False):
 
 
 def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
-    """The calls that begin in the steps and return only when the device has done something.
+    """Find calls that start in the steps and return only when the device has done something.
 
-    These are calls that say so by their names (see :func:`waits_for_device`); asynchronous copies from
-    pageable memory to the device, which the host makes ready itself after the work before them is done; and
-    asynchronous copies from or to memory that is not pinned which return only after the copy has ended. A
-    call inside another one that waits is not counted again. A synchronization in the same operator as a copy
-    (``.item()``, ``.cpu()``, ``.to(device)``) waits for that copy.
+    These are calls recognized by name (see :func:`waits_for_device`); asynchronous copies from pageable
+    memory to the device, which the host prepares itself after the work before them is done; and asynchronous
+    copies from or to unpinned memory that return only after the copy has ended. A call inside another waiting
+    one isn't counted again. A synchronization in the same operator as a copy (``.item()``, ``.cpu()``,
+    ``.to(device)``) waits for that copy.
 
-    Source: "API synchronization behavior" in the manual of CUDA's runtime.
+    Source: "API synchronization behavior" in the CUDA runtime manual.
 
     Args:
         steps: on the host.
@@ -564,7 +560,7 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
     rows = rows[nearest_around(timeline, rows, is_wait) < 0]
     rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
     operator = nearest_around(timeline, rows, timeline.is_operator)
-    # Of several copies in one operator the last one before the call is what it waits for.
+    # Of several copies in one operator, a call waits for the last one before it.
     by_operator: dict[int, list[int]] = {}
     for row in sorted(copies):
         by_operator.setdefault(copies[row].operator, []).append(row)
@@ -584,7 +580,7 @@ def find_waits(timeline: Timeline, steps: Intervals, track: int) -> WaitRows:
 
 
 class HostCopy(Record, frozen=True):
-    """A copy between host and device: its operator's row, direction and memory, and if the host waits."""
+    """A copy between host and device; ``operator`` is a row, ``waits`` is whether the host waits for it."""
 
     operator: int
     direction: int
@@ -593,12 +589,12 @@ class HostCopy(Record, frozen=True):
 
     @property
     def is_staged(self) -> bool:
-        """Whether the host itself makes it ready for the device, after what is queued before it."""
+        """Whether the host itself prepares it for the device, after the work queued before it."""
         return self.direction == _TO_DEVICE and self.memory != "pinned"
 
 
 def copies_by_call(timeline: Timeline) -> dict[int, HostCopy]:
-    """Copies between host and device by the row of the call that launched them."""
+    """Copies between host and device by the row of their launching call."""
     trace, launch = timeline.trace, timeline.launch
     work = trace.device.event
     found: dict[int, HostCopy] = {}
@@ -623,7 +619,6 @@ def copies_by_call(timeline: Timeline) -> dict[int, HostCopy]:
 
 
 def _direction(name: str) -> int:
-    """CUPTI and ROCm write ``DtoH``, older ROCm ``CopyDeviceToHost``."""
     lower = name.lower()
     if "dtoh" in lower or "devicetohost" in lower:
         return _TO_HOST
@@ -631,7 +626,6 @@ def _direction(name: str) -> int:
 
 
 def _effective(timeline: Timeline, rows: NDArray[np.int64], track: int) -> NDArray[np.int64]:
-    """Time of each wait that no earlier one covers; ``rows`` in order of their ends."""
     trace, launch = timeline.trace, timeline.launch
     is_kernel = trace.category[trace.device.event] == Category.KERNEL
     launchers = launch.runtime[is_kernel & (launch.runtime >= 0)]
@@ -642,16 +636,16 @@ def _effective(timeline: Timeline, rows: NDArray[np.int64], track: int) -> NDArr
 
 
 class WaitPlace(Record, frozen=True, kw_only=True, order=True):
-    """What waits, and where; texts are "" where something is not known or not there.
+    """What waits, and where; texts are "" if unknown or missing.
 
     Attributes:
-        memory: host memory of the copy that it waits for: ``pageable`` or ``pinned``.
-        operators: the operators around the call, innermost first, without those of autograd's graph: of
-            ``loss.item()`` they are ``aten::_local_scalar_dense`` and ``aten::item``.
-        call: name of the runtime's function.
-        phase: key of the phase of the steps' thread.
-        annotation: the innermost range of the user's around it on its thread, without one that of Lightning.
-        function: the innermost function outside of torch and Lightning, as a trace with stacks names it:
+        memory: host memory of the awaited copy: ``pageable`` or ``pinned``.
+        operators: operators around the call, innermost first, without autograd's: for ``loss.item()`` they
+            are ``aten::_local_scalar_dense`` and ``aten::item``.
+        call: name of the runtime function.
+        phase: phase key on the steps' thread.
+        annotation: the user's innermost range around it on its thread, or else Lightning's.
+        function: the innermost function outside torch and Lightning, as named in a trace with stacks:
             ``train.py(12): training_step``, where 12 is the first line of the function.
     """
 
@@ -725,7 +719,7 @@ def _is_users(name: str) -> bool:
 
 
 def _functions(timeline: Timeline, waits: WaitRows) -> list[str]:
-    # Torch 1 wrote stacks into operators, not into the runtime's calls.
+    # Torch 1 wrote stacks into operators, not into runtime calls.
     callers = callers_of(timeline, np.where(waits.operator >= 0, waits.operator, waits.row))
     if callers is None:
         return [""] * len(waits.row)
@@ -742,24 +736,23 @@ def stakes_of_waits(
     gap_ns: NDArray[np.int64],
     gap_step: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """How much of each gap of a device is due to which of the host's waits before it.
+    """Attribute each device gap to the host's earlier waits.
 
-    Derivation. Let W(k) be the time that the host waited before it launched event k, in all. Without waits it
-    would have launched that event W(k) earlier. An event begins when the one before it is done and it has
-    been launched. Where the device was idle for gap(k) before it because it was launched late, it could begin
-    earlier by S(k) = min(S(k - 1) + gap(k), W(k)): by as much as the work before it is done earlier, and the
-    gap, but no more than its launch comes earlier. Where there was no such gap, S(k) = S(k - 1). So
-    each gap gives back the smaller one of its length and of W - S, the waits that have not been given back
-    yet. A gap is put down to the latest such waits: they made it, those before them only lengthen it. What a
-    wait has not given back by the end of the next step is forgotten: a host cannot be further ahead for long,
-    and where each step waits, the next one has its own.
+    Derivation. Let W(k) be the total time that the host waited before it launched event k. Without waits it
+    would have launched that event W(k) earlier. An event starts when the one before it is done and it has
+    been launched. If the device was idle for gap(k) before it because it was launched late, it could start
+    earlier by S(k) = min(S(k - 1) + gap(k), W(k)): by as much as the work before it is done earlier, plus the
+    gap, but no more than its launch comes earlier. If there was no such gap, S(k) = S(k - 1). So each gap
+    recovers the smaller of its length and W - S, the waits not recovered yet. A gap is attributed to the
+    latest such waits: they caused it, and those before them only lengthen it. The part of a wait that isn't
+    recovered by the end of the next step is forgotten: a host can't be further ahead for long, and if each
+    step waits, the next one has its own.
 
     Caveats:
-        It holds for one host thread after the other and for one device that works in the order of launches.
-        All waits are thought away together: of two in a row, the first of which waits for the device,
-        removing the first alone only makes the second wait. What else the host waits for, how many launches
-        fit into a queue, and that a value may be needed at once, is not looked at: it is the most that can
-        be saved.
+        This holds for one host thread at a time and for one device that works in launch order. All waits are
+        removed together: of two in a row, the first of which waits for the device, removing the first alone
+        only makes the second wait. Other waits of the host, the capacity of a queue, and values that are
+        needed immediately aren't considered: it's the most that can be saved.
 
     Args:
         wait_end_ns: end of each wait, shape (w,), sorted.
@@ -770,12 +763,12 @@ def stakes_of_waits(
         gap_step: number of the step of each gap, shape (g,).
 
     Returns:
-        Index of the wait, index of the gap and time, one entry for each pair that shares time.
+        Index of the wait, index of the gap and time, one entry per pair that shares time.
     """
     waits: list[int] = []
     gaps: list[int] = []
     times: list[int] = []
-    left: list[tuple[int, int]] = []  # waits whose time has not been given back, the latest one last
+    left: list[tuple[int, int]] = []  # waits with time to recover, latest last
     ends, lengths = wait_end_ns.tolist(), wait_ns.tolist()
     following = 0
     steps = wait_step.tolist()
@@ -789,7 +782,7 @@ def stakes_of_waits(
         while rest > 0 and left:
             wait, available = left.pop()
             if steps[wait] < step - 1:
-                left.clear()  # those before it are older still
+                left.clear()  # those before it are even older
                 break
             time = min(rest, available)
             rest -= time

@@ -1,4 +1,4 @@
-"""Idle: when each device had nothing to do, and why."""
+"""Idle: when and why each device was idle."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_modelprof.analysis.trace.dataloader import is_fetch
 from lightning_modelprof.record import Record
 
 KERNEL_GAP_NS: Final = 30_000
-"""A gap before work that was queued in time is a kernel gap when it is shorter than this.
+"""A shorter gap before work that was queued in time is a kernel gap.
 
 Source: HolisticTraceAnalysis, ``breakdown_analysis.py``, ``consecutive_kernel_delay`` (30, in microseconds).
 """
@@ -38,21 +38,21 @@ Source: HolisticTraceAnalysis, ``breakdown_analysis.py``, ``consecutive_kernel_d
 IdleCause = Literal["data loading", "host", "kernel gap", "other stream", "communication", "unknown"]
 
 CAUSES: Final[tuple[IdleCause, ...]] = get_args(IdleCause)
-"""Why a device is idle in a piece of its idle time; see :class:`IdleTime`."""
+"""Causes of device idle time; see :class:`IdleTime`."""
 
 _DATA_LOADING, _HOST, _GAP, _OTHER_STREAM, _COMMUNICATION, _UNKNOWN = range(len(CAUSES))
 _NEVER: Final = np.iinfo(np.int64).max
 
 
 class CoveredIdle(Record, frozen=True, kw_only=True):
-    """The same in some steps, or in all of the covered time, in nanoseconds.
+    """Idle time of some steps, or of the whole covered time, in nanoseconds.
 
-    What is idle of the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`) is *GPU idle*
-    wherever a report says so. ``busy_ns`` and all of ``by_cause_ns`` sum to ``total_ns``.
+    Idle time within the covered time (:mod:`~lightning_modelprof.analysis.timeline.calls`) is what reports
+    call *GPU idle*. ``busy_ns`` and ``by_cause_ns`` sum to ``total_ns``.
 
     Attributes:
-        busy_ns: time in it in which at least one event of the device runs.
-        by_cause_ns: what the pieces of :func:`find_idle` add up to, in the order of ``CAUSES``.
+        busy_ns: time in which at least one event of the device runs.
+        by_cause_ns: total of the pieces of :func:`find_idle`, in the order of ``CAUSES``.
     """
 
     total_ns: int
@@ -65,19 +65,19 @@ class CoveredIdle(Record, frozen=True, kw_only=True):
 
 
 class DeviceIdle(Record, frozen=True, kw_only=True):
-    """Why one device was idle between its first event of the trace and the end of its last one.
+    """Causes of one device's idle time between its first event and the end of its last one.
 
-    A gap is a time without any event of the device on any stream; :class:`IdleTime` says what causes it.
+    A gap is a time without any event of the device on any stream; :class:`IdleTime` defines its causes.
     ``busy_ns`` and the totals of ``by_cause`` sum to ``span_ns``.
 
     Attributes:
-        device: number of the device, -1 if the file does not say.
-        span_ns: from the begin of the first event (kernel, copy, set) to the end of the last.
+        device: device number, -1 if the file doesn't have it.
+        span_ns: from the start of the first event (kernel, copy, set) to the end of the last.
         busy_ns: time in which at least one of them runs.
         idle: all gaps.
         by_cause: gaps with a part of each of ``CAUSES``, and the time of these parts.
-        num_unknown: gaps whose cause is not known because the launch is not.
-        covered: in the covered time, such as the kept steps.
+        num_unknown: gaps without a known cause because the launch is unknown.
+        covered: over the covered time, e.g. the kept steps.
     """
 
     device: int
@@ -90,13 +90,12 @@ class DeviceIdle(Record, frozen=True, kw_only=True):
 
 
 class Idle(Record, frozen=True, kw_only=True):
-    """Why the devices of one rank were idle, by number of the device; times in nanoseconds."""
+    """Idle time of one rank's devices, by device number."""
 
     devices: tuple[DeviceIdle, ...]
 
     @property
     def busiest(self) -> DeviceIdle:
-        """The device that works longest in the covered time."""
         return max(self.devices, key=lambda device: device.covered.busy_ns)
 
 
@@ -110,14 +109,14 @@ def summarize_idle(timeline: Timeline) -> Idle:
 
 
 class Gaps(Record, frozen=True, kw_only=True, eq=False):
-    """The times without any event of one device between its first event and the end of its last, k of them.
+    """The k times without any event of one device between its first event and the end of its last.
 
     Attributes:
-        span_ns: from the begin of the first event to the end of the last.
-        launch_ns: begin of the launch of the event that ends each gap, -1 where it is not known, shape (k,).
-        launcher: row of that launch, -1 where it is not known, shape (k,).
-        ending: place of that event among the device events, shape (k,).
-        is_host_wait: whether it was launched after the gap began, shape (k,).
+        span_ns: from the start of the first event to the end of the last.
+        launch_ns: start of the launch of the event that ends each gap, -1 if unknown, shape (k,).
+        launcher: row of that launch, -1 if unknown, shape (k,).
+        ending: position of that event among the device events, shape (k,).
+        is_host_wait: whether it was launched after the gap started, shape (k,).
     """
 
     intervals: Intervals
@@ -129,7 +128,7 @@ class Gaps(Record, frozen=True, kw_only=True, eq=False):
 
 
 def find_gaps(timeline: Timeline, device: int) -> Gaps:
-    """The gaps of one device, which has events, and the launch of what ends each of them."""
+    """Gaps of one device, which has events, and the launch of each gap's ending event."""
     trace, launch = timeline.trace, timeline.launch
     members = np.flatnonzero(trace.device.device == device)
     work = trace.device.event[members]
@@ -154,7 +153,6 @@ def find_fetches(timeline: Timeline) -> NDArray[np.int64]:
 
 
 def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> DeviceIdle:
-    """The gaps of one device; ``fetches`` are the rows of the waits for batches."""
     idle = find_idle(timeline, device, fetches)
     gaps = idle.gaps
     gap_ns = gaps.intervals[:, 1] - gaps.intervals[:, 0]
@@ -174,7 +172,7 @@ def _of_device(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> D
 
 
 def idle_in(timeline: Timeline, idle: IdleTime, intervals: Intervals) -> CoveredIdle:
-    """How long a device is busy and idle in a part of the covered time."""
+    """Busy and idle time of a device in part of the covered time."""
     pieces = intersect(idle.intervals, intervals)
     cause = idle.cause[locate(pieces[:, 0], idle.intervals)]
     return CoveredIdle(
@@ -185,29 +183,29 @@ def idle_in(timeline: Timeline, idle: IdleTime, intervals: Intervals) -> Covered
 
 
 class IdleTime(Record, frozen=True, kw_only=True, eq=False):
-    """All idle time of one device in k pieces, each of one cause, in order.
+    """All idle time of one device in k pieces of one cause each, in order.
 
-    It is the gaps, and of the covered time what lies before the device's first event (told from that event,
-    as a gap is) and after its last one.
+    It consists of the gaps, and the covered time before the device's first event (with that event's cause, as
+    in a gap) and after its last one.
 
-    - data loading: nothing was queued, and the thread that launched the next work waited for its next batch.
-    - host: nothing was queued, and that thread did something else but communicate.
+    - data loading: the queue was empty, and the thread that launched the next work waited for its next batch.
+    - host: the queue was empty, and that thread did something else except communicate.
     - kernel gap: work was queued, and the gap is shorter than 30 microseconds.
-    - other stream: work was queued for longer, and what ran before it ran on another stream.
-    - communication: the same where what ran before, or what was queued, is communication; or nothing was
-      queued, and that thread communicated.
-    - unknown: work was queued on the same stream, or its launch is not known.
+    - other stream: work was queued for longer, and the event before it ran on another stream.
+    - communication: the same if the event before, or the queued one, is communication; or the queue was
+      empty, and that thread communicated.
+    - unknown: work was queued on the same stream, or its launch is unknown.
 
-    After the last event of the device all that was launched is done, so the host is late there, too.
+    After the device's last event, all launched work is done, so the host is late there too.
 
     Attributes:
-        device: number of the device.
-        gaps: what lies between its first event and its last one.
+        device: device number.
+        gaps: between its first event and its last one.
         intervals: an interval set of k rows.
-        cause: of each, a place in ``CAUSES``, shape (k,).
-        launcher: row of what launched the work that ended it, or at the end the last work; -1 where it is
-            not known, shape (k,).
-        gap: the one of ``gaps`` that each is in, -1 before the first event and after the last, shape (k,).
+        cause: index into ``CAUSES``, shape (k,).
+        launcher: row of the launch of the work that ended it, or at the end, of the last work; -1 if unknown,
+            shape (k,).
+        gap: index into ``gaps``, -1 before the first event and after the last, shape (k,).
     """
 
     device: int
@@ -218,7 +216,7 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
     gap: NDArray[np.int64]
 
     def time_of(self, cause: IdleCause, intervals: Intervals) -> NDArray[np.int64]:
-        """How long the device is idle for this cause in each of k intervals, shape (k,)."""
+        """Idle time for this cause in each of k intervals, shape (k,)."""
         shared = intersect(intervals, self.intervals[self.cause == CAUSES.index(cause)])
         time_ns = np.zeros(len(intervals), np.int64)
         np.add.at(time_ns, locate(shared[:, 0], intervals), shared[:, 1] - shared[:, 0])
@@ -226,7 +224,6 @@ class IdleTime(Record, frozen=True, kw_only=True, eq=False):
 
 
 def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> IdleTime:
-    """The idle time of one device, which has events, by cause."""
     found = find_gaps(timeline, device)
     gap_ns = found.intervals[:, 1] - found.intervals[:, 0]
     is_queued = (found.launch_ns >= 0) & ~found.is_host_wait
@@ -259,14 +256,14 @@ def find_idle(timeline: Timeline, device: int, fetches: NDArray[np.int64]) -> Id
 
 
 def after_last_event(timeline: Timeline, device: int) -> tuple[Intervals, int]:
-    """The covered time after a device's last event, and the row of that one's launch, -1 if not known."""
+    """The covered time after a device's last event, and the row of that event's launch, -1 if unknown."""
     _, after, _, last = _around_events(timeline, device)
     _, launcher = _launch_of(timeline, np.array([last]))
     return after, int(launcher[0])
 
 
 def _cause_of_queued(timeline: Timeline, device: int, found: Gaps) -> NDArray[np.int64]:
-    """Why work that was queued in time waited, told from what ran before it, shape (k,)."""
+    """Cause of gaps before work that was queued in time, from the event before it, shape (k,)."""
     trace = timeline.trace
     members = np.flatnonzero(trace.device.device == device)
     work = trace.device.event[members]
@@ -281,7 +278,7 @@ def _cause_of_queued(timeline: Timeline, device: int, found: Gaps) -> NDArray[np
 
 
 def _around_events(timeline: Timeline, device: int) -> tuple[Intervals, Intervals, int, int]:
-    """The covered time before and after a device's events, and the places of the first and the last one."""
+    """The covered time before and after a device's events, and the positions of the first and last one."""
     trace = timeline.trace
     covered = covered_time(timeline)
     members = np.flatnonzero(trace.device.device == device)
@@ -299,7 +296,7 @@ def _around_events(timeline: Timeline, device: int) -> tuple[Intervals, Interval
 def _launch_of(
     timeline: Timeline, ending: NDArray[np.int64] | NDArray[np.intp]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Begin and row of the launch of some device events, -1 where it is not known."""
+    """Start and row of some device events' launches, -1 if unknown."""
     launch = timeline.launch
     launcher = np.where(launch.runtime[ending] >= 0, launch.runtime[ending], launch.operator[ending])
     return launch.begin_ns[ending], launcher
@@ -312,10 +309,10 @@ def _with_fetches(
     launcher: NDArray[np.int64],
     fetches: NDArray[np.int64],
 ) -> tuple[Intervals, NDArray[np.int64], NDArray[np.int64]]:
-    """Pieces with fetches and communication on the launching thread cut out of the intervals of the host.
+    """Split fetches and communication of the launching thread from the host's intervals.
 
     Returns:
-        The pieces, in order, the cause of each, and which of the intervals it is of.
+        The pieces in order, the cause of each, and the index of its interval.
     """
     trace, talks = timeline.trace, host_communication(timeline)
     late = np.flatnonzero(cause == _HOST)
@@ -346,15 +343,6 @@ def _with_fetches(
 def _first_launched(
     points_ns: NDArray[np.int64], begin_ns: NDArray[np.int64], launch_ns: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Of the events that begin at each point, the one that was launched first.
-
-    Args:
-        points_ns: shape (k,); at each of them an event begins.
-        begin_ns: begin of each event, shape (m,).
-        launch_ns: begin of each event's launch, -1 where it is not known, shape (m,).
-
-    Returns:
-        Index of an event for each point, shape (k,); one with a known launch if there is any.
-    """
+    """Index of the earliest launched event that starts at each point; unknown launches come last."""
     order = np.lexsort((np.where(launch_ns < 0, _NEVER, launch_ns), begin_ns))
     return order[np.searchsorted(begin_ns[order], points_ns)]

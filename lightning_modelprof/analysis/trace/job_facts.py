@@ -1,4 +1,4 @@
-"""What traces of one job say together: of its ranks, or of the windows of a run."""
+"""Facts of one job's traces together: of its ranks, or of a run's windows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NO_TENSOR_CORES: Final = (
 
 
 class JobFacts(LazyFacts):
-    """What traces say of one job; :class:`Facts` has the same of a run's windows, and what it measured.
+    """Facts of one job's traces; :class:`Facts` adds the measurements of a run.
 
     Args:
         traces: of its ranks, or of a run's windows; none in a run without windows.
@@ -48,27 +48,26 @@ class JobFacts(LazyFacts):
 
     @fact
     def setup(self) -> TrainingSetup:
-        """How the training is set up."""
         raise NotMeasured(_ONLY_IN_RUNS)
 
     @fact
     def sites(self) -> StepSites:
-        """What each source line of one step ran."""
+        """Work of each source line in one step."""
         raise NotMeasured(_ONLY_IN_RUNS)
 
     @fact
     def step_costs(self) -> StepCosts:
-        """What a step costs without what this profiler does."""
+        """Step time without profiler overhead."""
         raise NotMeasured(_ONLY_IN_RUNS)
 
     @fact
     def step_ns(self) -> float:
-        """The step time: of a run without profiler, of traces alone the mean recorded step."""
+        """Step time: in a run without the profiler, in traces alone the mean recorded step."""
         return recorded_step_ns(self.traces, self.get(JobFacts.waits))
 
     @fact
     def waits(self) -> HostWaits:
-        """Waits of the host for the device, in all traces that have a device and steps."""
+        """Waits of the host for the device, in all traces with a device and steps."""
         return pool_host_waits(self.of_traces(TraceFacts.host_waits))
 
     @fact
@@ -77,22 +76,22 @@ class JobFacts(LazyFacts):
 
     @fact
     def device_shares(self) -> DeviceShares:
-        """What the steps consist of in traces that have device events."""
+        """Composition of the steps in traces with device events."""
         return device_shares(self.traces)
 
     @fact
     def host_shares(self) -> DeviceShares:
-        """What the steps consist of where no trace has device events."""
+        """Composition of the steps if no trace has device events."""
         return host_shares(self.traces)
 
     @fact
     def lost_work(self) -> str:
-        """Why the traces don't show what the GPU does; ``""`` where they do."""
+        """Why the traces don't show the GPU's work; ``""`` if they do."""
         return lost_work(trace.launch_count for trace in self.traces)
 
     @fact
     def tensor_core_use(self) -> TensorCoreUse:
-        """How the kernels of all traces use tensor cores."""
+        """Tensor core use of all traces' kernels."""
         kernels = self.of_traces(TraceFacts.kernels)
         # Kernels of a device without tensor cores are never classified.
         if all(one.tensor_unknown is None for one in self.devices):
@@ -101,7 +100,7 @@ class JobFacts(LazyFacts):
 
     @fact
     def rank_waits(self) -> WaitsOfRanks:
-        """What the ranks of one job wait for each other in their steps."""
+        """Waits of one job's ranks for each other in their steps."""
         by_rank = {trace.rank: trace for trace in self.traces if trace.rank is not None}
         is_of_ranks = len(by_rank) == len(self.traces)
         calls = {rank: trace.get(TraceFacts.communication_calls) for rank, trace in by_rank.items()}
@@ -115,12 +114,11 @@ class JobFacts(LazyFacts):
 
     @property
     def devices(self) -> list[OneDevice]:
-        """Of all traces."""
         known = [trace.get(TraceFacts.device_usage) for trace in self.traces]
         return [device for usage in known if usage is not None for device in usage.devices]
 
     def of_traces(self, which: fact[T]) -> list[T]:
-        """A fact of those traces that have it, at least one."""
+        """A fact of each trace that has it, at least one."""
         if not self.traces:
             raise NotMeasured(NO_WINDOW)
         known = [one for trace in self.traces if (one := trace.get(which)) is not None]
@@ -129,10 +127,9 @@ class JobFacts(LazyFacts):
         return known
 
     def per_step(self, time_ns: float) -> float:
-        """A time of all recorded steps as a time per step.
+        """Convert a time over all recorded steps to a time per step.
 
-        A profiler makes steps longer, so the share that it has in the recorded steps is taken of a step
-        without it.
+        A profiler makes steps longer, so the share of the recorded steps is applied to a step without it.
         """
         waits, step_ns = self.waits, self.get(JobFacts.step_ns)
         if step_ns is None or not waits.steps_ns:

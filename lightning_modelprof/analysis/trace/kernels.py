@@ -1,4 +1,4 @@
-"""Kernel Summary: what each kernel cost, by its name, over all kernels of the file."""
+"""Kernel Summary: cost of each kernel by name, over all kernels of the file."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _NO_KERNELS: Final = "the trace has GPU events but no kernels"
 
 
 _NVIDIA_RUNTIME: Final = "cu"
-"""Start of the calls of CUDA's runtime and driver; those of ROCm, XPU and MTIA start otherwise."""
+"""Prefix of CUDA runtime and driver calls; those of ROCm, XPU and MTIA differ."""
 
 
 class TimeMean(Record, frozen=True):
-    """A mean that is weighted by time, in parts that can be added up.
+    """A time-weighted mean, in parts that can be added up.
 
     Attributes:
-        weighted: sum of each value times the nanoseconds for which it held.
-        time_ns: nanoseconds for which there is a value.
+        weighted: sum of each value times its duration in nanoseconds.
+        time_ns: nanoseconds with a value.
     """
 
     weighted: float
@@ -46,40 +46,39 @@ class TimeMean(Record, frozen=True):
 
     @property
     def mean(self) -> float | None:
-        """The mean; ``None`` when there is no value, or none that held for any time."""
+        """The mean; ``None`` without a value that has a duration."""
         return self.weighted / self.time_ns if self.time_ns else None
 
 
 class LaunchingOperators(Record, frozen=True, kw_only=True):
-    """Which operators launched something, with the device time of what each launched.
+    """Operators that launched something, with the device time of each one's launches.
 
     Attributes:
-        time_ns: nanoseconds by the operator's name; empty when no launch is known.
+        time_ns: nanoseconds by operator name; empty if no launch is known.
     """
 
     time_ns: Mapping[str, int]
 
     @property
     def main(self) -> str | None:
-        """The operator with most of the time; ``None`` when no launch is known."""
+        """The operator with most time; ``None`` if no launch is known."""
         return min(self.time_ns, key=lambda name: (-self.time_ns[name], name), default=None)
 
     @property
     def count(self) -> int | None:
-        """Number of different operators; ``None`` when no launch is known."""
+        """Number of distinct operators; ``None`` if no launch is known."""
         return len(self.time_ns) or None
 
 
 class KernelUse(Record, frozen=True, kw_only=True):
-    """What one kernel cost, over all its calls on all streams and devices.
+    """Cost of one kernel, over all its calls on all streams and devices.
 
     Attributes:
-        name: as it stands in the file, complete.
-        tally: calls and their time; calls that overlap are added up.
-        blocks_per_sm: thread blocks by streaming multiprocessor, over the calls for which it was recorded.
-        occupancy: the profiler's estimate of the achieved occupancy, a fraction of 1, over the calls for
-            which it was recorded.
-        uses_tensor_cores: as far as the name tells; ``None`` where it does not, and for devices without.
+        name: complete, as in the file.
+        tally: calls and their time; overlapping calls are added up.
+        blocks_per_sm: thread blocks per streaming multiprocessor, over the calls that recorded it.
+        occupancy: the profiler's estimate of the achieved occupancy, a fraction, over calls that recorded it.
+        uses_tensor_cores: from the name; ``None`` if that doesn't show it, and for devices without any.
         is_communication: whether it moves data between ranks, in any of its calls.
     """
 
@@ -96,8 +95,8 @@ class Kernels(Record, frozen=True, kw_only=True):
     """All kernels of a trace, or of several ranks together, by name.
 
     Attributes:
-        by_name: in no order.
-        total_ns: time of all calls of all kernels; those that overlap are added up.
+        by_name: in no particular order.
+        total_ns: time of all calls of all kernels; overlapping ones are added up.
     """
 
     by_name: tuple[KernelUse, ...]
@@ -105,7 +104,7 @@ class Kernels(Record, frozen=True, kw_only=True):
 
 
 def summarize_kernels(timeline: Timeline) -> Kernels:
-    """Add up the calls of each kernel, also of those that ran outside the steps."""
+    """Add up the calls of each kernel, including those outside steps."""
     trace, device = timeline.trace, timeline.trace.device
     chosen = np.flatnonzero(trace.category[device.event] == Category.KERNEL)
     if not len(chosen):
@@ -142,7 +141,7 @@ def summarize_kernels(timeline: Timeline) -> Kernels:
 
 
 def tell_tensor_cores(trace: Trace) -> bool:
-    """Whether the devices have tensor cores, as far as is known, so that kernels' names tell of them."""
+    """Whether the devices may have tensor cores, so that kernel names can be classified."""
     calls, _ = by_name(trace, np.flatnonzero(trace.category == Category.RUNTIME))
     if calls and not any(name.startswith(_NVIDIA_RUNTIME) for name in calls):
         return False
@@ -152,12 +151,7 @@ def tell_tensor_cores(trace: Trace) -> bool:
 def launching_operators(
     timeline: Timeline, chosen: NDArray[np.intp], group: Groups, size: int
 ) -> list[LaunchingOperators]:
-    """The operators that launched the device events of each group.
-
-    Args:
-        chosen: positions of device events in ``Trace.device``, shape (c,).
-        group: number of the group of each, shape (c,), values from 0 to size - 1.
-    """
+    """Operators that launched each group's device events; ``chosen`` are positions in ``Trace.device``."""
     trace = timeline.trace
     operator = timeline.launch.operator[chosen]
     known = np.flatnonzero(operator >= 0)
@@ -174,7 +168,7 @@ def launching_operators(
 def _time_means(
     group: Groups, values: NDArray[np.float64], duration_ns: NDArray[np.int64], size: int
 ) -> list[TimeMean]:
-    """Mean of the values of each group that are recorded (not NaN), weighted by duration."""
+    """Mean of each group's recorded values (not NaN), weighted by duration."""
     known = np.flatnonzero(np.isfinite(values))
     weighted = np.bincount(group[known], weights=values[known] * duration_ns[known], minlength=size)
     time_ns = sum_by(group[known], duration_ns[known], size)
@@ -184,21 +178,15 @@ def _time_means(
 _WITHOUT_TENSOR_CORES: Final = re.compile(
     r"\b(?:AMD|ATI|Radeon|Instinct|MI\d+\w*|gfx\w+|Intel|XPU|MTIA|Gaudi|GTX 16\d\d\w*|MX\d{3})\b", re.I
 )
-"""In the names of other makers' devices, and of NVIDIA's small ones of newer generations."""
+"""In the names of other vendors' devices, and of NVIDIA's small models of newer generations."""
 
 
 _FIRST_WITH_TENSOR_CORES: Final = 7
-"""Major number of the compute capability: Volta's."""
+"""Major compute capability of Volta."""
 
 
 class DeviceProperties(Record, frozen=True, kw_only=True):
-    """What the file says of a device.
-
-    Attributes:
-        name: of the model; ``None`` if the file does not say.
-        memory_bytes: in total; ``None`` if the file does not say.
-        compute_capability: such as ``8.0``; ``None`` if the file does not say.
-    """
+    """A device's model name, total memory and compute capability (``8.0``); ``None`` if not in the file."""
 
     name: str | None = None
     memory_bytes: int | None = None
@@ -206,7 +194,7 @@ class DeviceProperties(Record, frozen=True, kw_only=True):
 
     @property
     def lacks_tensor_cores(self) -> bool:
-        """Whether it is known to have none: of another maker than NVIDIA, or of a model without."""
+        """Whether it's known to have none: another vendor's, or a model without."""
         if self.name is not None and _WITHOUT_TENSOR_CORES.search(self.name):
             return True
         major = (self.compute_capability or "").partition(".")[0]
@@ -214,7 +202,7 @@ class DeviceProperties(Record, frozen=True, kw_only=True):
 
 
 def device_properties(trace: Trace) -> dict[int, DeviceProperties]:
-    """What the file says of each device, by its number; nothing from what cannot be understood.
+    """Properties of each device by number; invalid entries are skipped.
 
     ``deviceProperties`` is a list, or its text in JSON or Python, as some tools save it.
     """
@@ -237,7 +225,7 @@ def device_properties(trace: Trace) -> dict[int, DeviceProperties]:
 
 
 def amount(value: object) -> int | float | None:
-    """The value if it is a number that can be an amount: anybody may have edited the file."""
+    """The value if it's a nonnegative number; files may have been edited."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return value if 0 <= value < 2**63 else None
@@ -249,7 +237,6 @@ def whole(value: object) -> int | None:
 
 
 def _from_text(text: str) -> object:
-    """The value of a text in JSON or Python, ``None`` when it is neither."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -260,7 +247,7 @@ def _from_text(text: str) -> object:
         return None
 
 
-# Of torch_tb_profiler.
+# From torch_tb_profiler.
 _KNOWN_TO_THE_PLUGIN: Final = """
 _convolution _convolution_nogroup conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d
 conv_transpose3d convolution cudnn_convolution cudnn_convolution_transpose cudnn_convolution_backward
@@ -278,11 +265,11 @@ _flash_attention_forward _flash_attention_backward _efficient_attention_forward 
 _cudnn_rnn _cudnn_rnn_backward
 """
 _PRODUCTS: Final = frozenset(f"aten::{name}" for name in (_KNOWN_TO_THE_PLUGIN + _NEWER).split())
-"""Operators that multiply matrices or convolve, whose kernels can be on tensor cores.
+"""Operators that multiply matrices or convolve, whose kernels can use tensor cores.
 
 Source: ``TC_OP_Allowlist`` of torch_tb_profiler (pytorch/kineto, ``profiler/tensor_core.py`` of its
 ``tb_plugin``), without those that multiply a matrix by a vector or nothing at all (``addmv``, ``mv``,
-``addr``, ``prelu``, cells of recurrent networks), and with what torch has named since.
+``addr``, ``prelu``, cells of recurrent networks), and with operators that torch has added since.
 """
 
 
@@ -290,10 +277,10 @@ class TensorCoreUse(Record, frozen=True, kw_only=True):
     """Time of kernels, in nanoseconds, over all calls in the file.
 
     Attributes:
-        used_ns: of kernels of eligible operators whose names say that they are on tensor cores.
-        unused_ns: the same of those whose names say that they are not.
-        untold_ns: the same of those whose names do not tell.
-        unused_by_operator_ns: operator → its part of ``unused_ns``, most first.
+        used_ns: kernels of eligible operators that use tensor cores.
+        unused_ns: kernels of eligible operators that don't.
+        untold_ns: kernels of eligible operators that couldn't be classified.
+        unused_by_operator_ns: parts of ``unused_ns`` by operator, largest first.
     """
 
     kernels_ns: int
@@ -304,12 +291,12 @@ class TensorCoreUse(Record, frozen=True, kw_only=True):
 
     @property
     def eligible_ns(self) -> int:
-        """Of kernels that eligible operators launched."""
+        """Time of kernels that eligible operators launched."""
         return self.used_ns + self.unused_ns + self.untold_ns
 
 
 def tensor_core_use(ranks: Iterable[Kernels]) -> TensorCoreUse:
-    """Add up the kernels of one or several traces by what their operators could do.
+    """Add up the kernels of one or several traces by the capability of their operators.
 
     Args:
         ranks: of devices with tensor cores.

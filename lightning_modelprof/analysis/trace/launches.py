@@ -1,4 +1,4 @@
-"""Launches: what it cost the host to start kernels, and how long they were queued."""
+"""Launches: host cost of starting kernels, and queueing delays."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NO_RUNTIME_CALLS: Final = "the trace has no runtime calls"
 
 
 class TimeSpread(Record, frozen=True, kw_only=True):
-    """How some times are distributed; all but ``count`` are ``None`` without any.
+    """Distribution of some times; all but ``count`` are ``None`` without any.
 
     Attributes:
         median_ns: the middle one, or the mean of the two in the middle.
-        p90_ns: the smallest of them that at least nine tenths of the others do not exceed.
+        p90_ns: the smallest time that at least nine tenths of the others don't exceed.
     """
 
     count: int
@@ -48,14 +48,14 @@ class KernelLaunches(Record, frozen=True, kw_only=True):
     """Launches of one rank's kernels, over the whole trace.
 
     Attributes:
-        short: time of the kernels of at most 5 and of at most 10 microseconds, one each.
-        linked: time of the kernels whose launching runtime call is known.
-        shorter: time of the linked kernels whose launching call took longer than all that it launched: one
+        short: time of the kernels of at most 5 and of at most 10 microseconds.
+        linked: time of the kernels with a known launching runtime call.
+        shorter: time of the linked kernels whose launching call took longer than everything it launched: one
             kernel, or those of a graph together.
-        calls: time on the host of the calls that launched kernels; a call that launched several kernels
-            (a graph) counts once.
-        num_graph_calls: those that launched several.
-        delay: begin of each linked kernel minus end of its launching call. Negative when the kernel began
+        calls: host time of the calls that launched kernels; a call that launched several kernels (a graph)
+            counts once.
+        num_graph_calls: calls that launched several.
+        delay: start of each linked kernel minus end of its launching call. Negative if the kernel started
             before the call returned.
         negative_delay: the negative ones of these.
     """
@@ -79,8 +79,8 @@ class RuntimeCall(Record, frozen=True, kw_only=True):
     """All calls of one function of a device's runtime or driver.
 
     Attributes:
-        host: time on the host, summed over threads.
-        waits: whether it returns only when the device is done, by its name.
+        host: host time, summed over threads.
+        waits: whether it returns only when the device is done, judging by its name.
     """
 
     name: Key[str]
@@ -93,7 +93,7 @@ class RuntimeCall(Record, frozen=True, kw_only=True):
 
 
 class RuntimeCalls(Record, frozen=True, kw_only=True):
-    """Calls of the devices' runtimes in the whole trace, in no order."""
+    """Calls of the devices' runtimes in the whole trace, in no particular order."""
 
     calls: tuple[RuntimeCall, ...]
 
@@ -152,10 +152,10 @@ def summarize_runtime_calls(timeline: Timeline) -> RuntimeCalls:
 
 
 def waits_for_device(name: str) -> bool:
-    """Whether the runtime call of this name returns only when the device is done.
+    """Whether this runtime call returns only when the device is done.
 
-    Caveats: from the name. Other calls may wait as well: ``cudaMalloc``, ``cudaFree``, an asynchronous copy
-    from or to memory that is not pinned, or any launch when the queue is full.
+    Caveats: judged by name. Other calls may wait as well: ``cudaMalloc``, ``cudaFree``, an asynchronous copy
+    from or to unpinned memory, or any launch when the queue is full.
     """
     return _WAITS.fullmatch(name) is not None
 

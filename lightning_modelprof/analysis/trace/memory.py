@@ -1,4 +1,4 @@
-"""Memory: how much each device had allocated, and which operators allocated and released it."""
+"""Memory: allocated bytes of each device, and the operators that allocated and released them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 
 NOBODY: Final = "(none)"
-"""Stands for the operator where neither an operator nor an annotation was open."""
+"""Stands in for the operator if neither an operator nor an annotation was open."""
 
 _EMPTY_PREFIX: Final = "aten::empty"
-"""Operators that allocate for those who call them."""
+"""Operators that allocate for their callers."""
 
 CPU: Final = 0
 CPU_NAME: Final = "CPU"
@@ -35,17 +35,17 @@ _DEVICE_WORDS: Final = {
     19: "MTIA",
     20: "PrivateUse1",
 }
-"""Torch's number of a device type (c10/core/DeviceType.h) in words; 1 is CUDA, 6 is HIP."""
+"""Names of torch's device type numbers (c10/core/DeviceType.h); 1 is CUDA, 6 is HIP."""
 
 
 class MemoryFlow(Record, frozen=True, kw_only=True):
-    """What was allocated and released by one operator, or on one device.
+    """Memory that one operator, or all operators on one device, allocated and released.
 
     Attributes:
-        name: the operator, as ``caller (aten::empty)`` where that only allocated for another one; without
-            an operator the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``. Or the
+        name: the operator, as ``caller (aten::empty)`` if it only allocated for another one; without an
+            operator, the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``; or the
             device.
-        allocated_bytes, released_bytes: their sums, both positive.
+        allocated_bytes, released_bytes: sums, both positive.
     """
 
     name: str
@@ -56,27 +56,27 @@ class MemoryFlow(Record, frozen=True, kw_only=True):
 
     @property
     def increased_bytes(self) -> int:
-        """Allocated less released; negative where more was released."""
+        """Allocated minus released; negative if more was released."""
         return self.allocated_bytes - self.released_bytes
 
 
 class DeviceMemory(Record, frozen=True, kw_only=True):
-    """Memory of one device in one profiler window, in bytes; ``None`` is not recorded.
+    """Memory of one device in one profiler window, in bytes; ``None`` means not recorded.
 
-    The levels of the CPU are relative to the begin of the window: running sums of what is allocated and
-    released in it. What torch writes as allocated there says little: it counts only while a profiler runs,
-    and is 0 for the shared memory of a DataLoader's workers.
+    The CPU's levels are relative to the start of the window: running sums of its allocations and releases.
+    Torch's count of allocated bytes means little there: it counts only while a profiler runs, and is 0 for
+    the shared memory of DataLoader workers.
 
     Attributes:
         total: all allocations and releases; named after the device.
         operators: the same by operator, largest increase first. They sum to ``total`` exactly.
-        peak_allocated_bytes: most that was allocated at any time of the window, its begin included. Torch
-            before 1.10 did not record it.
-        peak_reserved_bytes: most that the caching allocator held after any event of the window; ``None``
-            for the CPU, which has none.
-        begin_bytes, end_bytes: allocated before the first event and after the last one. For the CPU 0 and
-            the increase, which is negative where more was released than allocated.
-        curve: what was allocated over the window, by what holds it; ``None`` where nothing had a size.
+        peak_allocated_bytes: most allocated at any time of the window, including its start. Torch before 1.10
+            didn't record it.
+        peak_reserved_bytes: most held by the caching allocator after any event of the window; ``None`` for
+            the CPU, which has none.
+        begin_bytes, end_bytes: allocated before the first event and after the last one. For the CPU, 0 and
+            the increase, which is negative if more was released than allocated.
+        curve: allocated memory over the window, by use; ``None`` if nothing had a size.
     """
 
     total: MemoryFlow
@@ -89,13 +89,13 @@ class DeviceMemory(Record, frozen=True, kw_only=True):
 
 
 class Memory(Record, frozen=True, kw_only=True):
-    """Memory of every device with an allocation or a release in the window, the CPU first."""
+    """Memory of every device with an allocation or release in the window, the CPU first."""
 
     devices: tuple[DeviceMemory, ...]
 
 
 def summarize_memory(timeline: Timeline) -> Memory:
-    """Charge each allocation and release to one operator, and find the peaks of each device."""
+    """Attribute each allocation and release to one operator, and find each device's peaks."""
     events = timeline.trace.allocations
     if not len(events):
         raise NotMeasured("memory wasn't recorded; set profile_memory=True")
@@ -129,13 +129,12 @@ def summarize_memory(timeline: Timeline) -> Memory:
 
 
 def _distinct(numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], Groups]:
-    """The different numbers in order, of which there are few, and the place of each among them."""
+    """Sorted distinct numbers, of which there are few, and each number's position among them."""
     values = different(numbers)
     return values, np.searchsorted(values, numbers).astype(np.int64)
 
 
 def _device_name(device_type: int, number: int) -> str:
-    """Such as ``CPU`` or ``GPU 0``."""
     word = _DEVICE_WORDS.get(
         device_type, "unknown device" if device_type < 0 else f"device type {device_type}"
     )
@@ -143,7 +142,6 @@ def _device_name(device_type: int, number: int) -> str:
 
 
 def _peak(level_bytes: NDArray[np.int64]) -> int | None:
-    """The highest level, ``None`` where none was recorded."""
     highest = int(level_bytes.max())
     return highest if highest >= 0 else None
 
@@ -151,7 +149,7 @@ def _peak(level_bytes: NDArray[np.int64]) -> int | None:
 def _level(
     size: NDArray[np.int64], allocated: NDArray[np.int64]
 ) -> tuple[int | None, int | None, int | None]:
-    """What was allocated before the first event, at most, and after the last; ``None`` if not recorded."""
+    """Bytes allocated before the first event, at most, and after the last; ``None`` if not recorded."""
     known = np.flatnonzero(allocated >= 0)
     if not len(known):
         return None, None, None
@@ -164,7 +162,7 @@ def _largest_increase_first(flow: MemoryFlow) -> tuple[int, int, str]:
 
 
 def _flows(size: NDArray[np.int64], group: Groups, names: list[str]) -> list[MemoryFlow]:
-    """One flow per group from the sizes of its events, negative ones of releases."""
+    """One flow per group from its events' sizes, which are negative for releases."""
     gain, loss = np.maximum(size, 0), np.maximum(-size, 0)
     columns = (
         np.bincount(group[size > 0], minlength=len(names)),
@@ -187,10 +185,10 @@ def _flows(size: NDArray[np.int64], group: Groups, names: list[str]) -> list[Mem
 
 
 def _charge(timeline: Timeline) -> tuple[NDArray[np.int64], list[str]]:
-    """Who pays for each of the k allocations and releases.
+    """Find the operator or annotation behind each of the k allocations and releases.
 
     Returns:
-        Index of the payer's name, shape (k,), and the names, each once.
+        Index of its name, shape (k,), and the distinct names.
     """
     trace, events = timeline.trace, timeline.trace.allocations
     track, time_ns, end_ns = events.track, events.time_ns, clipped_ends(timeline)
@@ -207,22 +205,17 @@ def _charge(timeline: Timeline) -> tuple[NDArray[np.int64], list[str]]:
     caller = np.full(len(payer), -1)
     caller[by_empty] = nearest_around(timeline, payer[by_empty], is_caller)
 
-    name = np.append(trace.name.astype(np.int64), -1)  # of row -1, which is nobody
+    name = np.append(trace.name.astype(np.int64), -1)  # -1 for row -1, which is no event
     width = len(trace.names) + 1
     pairs, index = distinct((name[payer] + 1) * width + name[caller] + 1, width**2)
     labels = [_label(trace.names, *divmod(pair, width)) for pair in pairs.tolist()]
-    names = list(dict.fromkeys(labels))  # the steps have one label together
+    names = list(dict.fromkeys(labels))  # all steps share one label
     place = np.array([names.index(label) for label in labels], np.int64)
     return place[index], names
 
 
 def _label(names: tuple[str, ...], payer: int, caller: int) -> str:
-    """What to call a payer.
-
-    Args:
-        payer: one more than the index of its name, 0 for nobody.
-        caller: the same of the operator that it allocated for.
-    """
+    """Label of a payer; ``payer`` and ``caller`` are name ids + 1, 0 for none."""
     if not payer:
         return NOBODY
     name = names[payer - 1]

@@ -1,4 +1,4 @@
-"""Model Summary: what the profiled steps consist of, on the host and on the device, phase by phase."""
+"""Model Summary: composition of the profiled steps by phase, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ EMPTY_RANGES: Final = "the trace's ProfilerStep ranges have length 0"
 
 
 class _Figures(Record, frozen=True, kw_only=True):
-    """Time of one phase; ``None`` is *not measured*.
+    """Time of one phase; ``None`` means not measured.
 
     Attributes:
         host_total_ns: time in which the phase is the innermost one, clipped to the steps.
-        host_calls: the same of each range that begins in a step (of the steps, of each step); ``None`` for
-            what is not a range, as where a phase is a range on one rank and pieced together on another.
+        host_calls: the same for each range that starts in a step (for the steps, for each step); ``None`` for
+            phases that aren't ranges, or are pieced together on some ranks.
         device_total_ns: summed durations of the device events launched in that time.
-        device_calls: the same of each of these ranges.
+        device_calls: the same for each of these ranges.
     """
 
     host_total_ns: int
@@ -75,7 +75,7 @@ class _Figures(Record, frozen=True, kw_only=True):
         return None if self.host_calls is None else self.host_calls.calls
 
     def minus(self, others: Collection[_Figures]) -> _Figures:
-        """What is left when others, which are parts of this, are taken out."""
+        """Remainder without ``others``, which are parts of this."""
         device = self.device_total_ns
         return _Figures(
             host_total_ns=self.host_total_ns - sum(other.host_total_ns for other in others),
@@ -90,7 +90,7 @@ class ModelSummaryRow(_Figures, frozen=True, kw_only=True):
 
     Attributes:
         key: phase key, or ``profile_step``, ``others``, ``unattributed``.
-        depth: 0 for the steps, 1 for the phases that Paddle shows and Others, 2 for what Others consists of.
+        depth: 0 for the steps, 1 for the phases that Paddle shows and Others, 2 for the parts of Others.
     """
 
     key: Key[str]
@@ -99,15 +99,15 @@ class ModelSummaryRow(_Figures, frozen=True, kw_only=True):
 
 
 class ModelSummary(Record, frozen=True, kw_only=True):
-    """Where the time of a window's steps went.
+    """Time of a window's steps by phase.
 
     The rows of depth 1 sum to the first row, and those of depth 2 to Others, exactly.
 
     Attributes:
         rows: ProfileStep, the phases, Others and its parts.
-        step_numbers: their numbers, in order of time.
-        device_outside_ns: durations of the device events that are in no row, because their launch lies
-            outside the steps or is not in the trace; ``None`` without device events.
+        step_numbers: in order of time.
+        device_outside_ns: durations of the device events in no row, because their launch is outside the steps
+            or not in the trace; ``None`` without device events.
     """
 
     rows: tuple[ModelSummaryRow, ...]
@@ -122,11 +122,11 @@ class ModelSummary(Record, frozen=True, kw_only=True):
 def summarize_model(timeline: Timeline) -> ModelSummary:
     """Split the profiled steps among the phases.
 
-    A phase owns the time in which its range is the innermost one on the steps' thread, and the device
-    events that any thread launched during that time.
+    A phase owns the time in which its range is the innermost one on the steps' thread, and the device events
+    that any thread launched during that time.
 
     Raises:
-        NotMeasured: when the trace has no ``ProfilerStep`` ranges, or none of those that were to be recorded.
+        NotMeasured: without ``ProfilerStep`` ranges, or without any of the recorded steps.
     """
     trace, found, host = timeline.trace, timeline.steps, timeline.host_time
     if found is None and recorded_steps(trace) is not None:

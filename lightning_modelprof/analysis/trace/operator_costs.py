@@ -1,4 +1,4 @@
-"""Floating-point operations of operators, worked out from the recorded shapes of their inputs.
+"""Floating-point operations of operators, derived from the recorded shapes of their inputs.
 
 The formulas are those of ``torch.utils.flop_counter``: a multiplication with its addition is two operations,
 biases and elementwise work count nothing.
@@ -43,10 +43,10 @@ _Values = Sequence[Any]
 
 
 def flops_of(operator: str, shapes: InputShapes) -> int | None:
-    """Floating-point operations of one call; ``None`` without a formula or without the inputs it needs.
+    """Floating-point operations of one call; ``None`` without a formula or the inputs it needs.
 
     Args:
-        operator: name of the operator, such as ``aten::mm``.
+        operator: operator name, e.g. ``aten::mm``.
     """
     formula = FORMULAS.get(operator)
     if formula is None:
@@ -54,12 +54,12 @@ def flops_of(operator: str, shapes: InputShapes) -> int | None:
     try:
         flops = formula(json.loads(shapes.dims), json.loads(shapes.concrete or "[]"))
     except (ValueError, TypeError, IndexError, RecursionError, ZeroDivisionError):
-        return None  # not the inputs of this operator, or values that were not recorded (torch 1)
+        return None  # another operator's inputs, or values that weren't recorded (torch 1)
     return flops if flops >= 0 else None
 
 
 def _sizes(dims: _Dims, index: int, rank: int | None = None) -> tuple[int, ...]:
-    """Shape of one input; raises ``ValueError`` when it is no shape of that many dimensions."""
+    """Shape of one input; raises ``ValueError`` unless it's a shape of that rank."""
     shape = dims[index]
     if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
         raise ValueError("not a tensor")
@@ -69,7 +69,7 @@ def _sizes(dims: _Dims, index: int, rank: int | None = None) -> tuple[int, ...]:
 
 
 def _matrix_product(first: int) -> Callable[[_Dims, _Values], int]:
-    """Formula of a product of matrices whose factors are the inputs ``first`` and ``first + 1``."""
+    """Formula of a matrix product with the inputs ``first`` and ``first + 1`` as factors."""
 
     def flops(dims: _Dims, values: _Values) -> int:
         del values
@@ -83,7 +83,7 @@ def _matrix_product(first: int) -> Callable[[_Dims, _Values], int]:
 
 
 def _batched_product(first: int) -> Callable[[_Dims, _Values], int]:
-    """Formula of products of matrices whose factors are the inputs ``first`` and ``first + 1``."""
+    """Formula of batched matrix products with the inputs ``first`` and ``first + 1`` as factors."""
 
     def flops(dims: _Dims, values: _Values) -> int:
         del values
@@ -97,11 +97,7 @@ def _batched_product(first: int) -> Callable[[_Dims, _Values], int]:
 
 
 def _integers(values: _Values, index: int, count: int) -> tuple[int, ...]:
-    """A recorded list such as ``"[2, 2]"``; one number stands for all dimensions.
-
-    Raises:
-        ValueError: when it is no such list.
-    """
+    """Parse a recorded list such as ``"[2, 2]"``; one number stands for all dimensions."""
     found = json.loads(values[index])
     if not isinstance(found, list) or not all(type(value) is int for value in found):
         raise ValueError("not a list of integers")
@@ -111,7 +107,6 @@ def _integers(values: _Values, index: int, count: int) -> tuple[int, ...]:
 
 
 def _flag(text: object) -> bool:
-    """A recorded truth value; raises ``ValueError`` when it is none."""
     if text not in {"True", "False"}:
         raise ValueError("not a truth value")
     return text == "True"
@@ -160,14 +155,14 @@ FORMULAS: Final[Mapping[str, Callable[[_Dims, _Values], int]]] = {
     "aten::convolution": _convolution,
     "aten::convolution_backward": _convolution_backward,
 }
-"""Formula of each operator that has one, of the shapes and of the values of its inputs.
+"""Formulas by operator, from the shapes and values of its inputs.
 
-``aten::linear``, ``aten::matmul`` and ``aten::conv2d`` call these, so they have none of their own.
+``aten::linear``, ``aten::matmul`` and ``aten::conv2d`` call these, so they have no formula of their own.
 """
 
 
 def flops_of_calls(trace: Trace, calls: NestedCalls) -> tuple[list[int], NDArray[np.int64]]:
-    """Operations of each known pair of name and shape, and the pair of each call, -1 without a known one."""
+    """Operations of each known pair of name and shape, and each call's pair, -1 if unknown."""
     shape = trace.shape[calls.row].astype(np.int64)
     known = np.flatnonzero(trace.is_named(FORMULAS.__contains__)[calls.row] & (shape >= 0))
     name = trace.name[calls.row[known]].astype(np.int64)
@@ -185,13 +180,13 @@ def flops_of_calls(trace: Trace, calls: NestedCalls) -> tuple[list[int], NDArray
 
 
 class OperatorMemory:
-    """Charges each allocation and release to the innermost call around it on its thread.
+    """Attributes each allocation and release to the innermost call around it on its thread.
 
     Source: ``cpu_memory_usage`` and ``self_cpu_memory_usage`` of torch.autograd.profiler_util, and those of
     devices; but a call inside one of the same name counts once in the total, as its time does.
 
     Args:
-        end_ns: the ends of all events by ``enclosing.clipped_ends``.
+        end_ns: ends of all events from ``calls.clipped_ends``.
     """
 
     def __init__(self, timeline: Timeline, calls: NestedCalls, end_ns: NDArray[np.int64]) -> None:
@@ -211,7 +206,7 @@ class OperatorMemory:
             self._bytes.append(before[calls.stop] - before[:-1])
 
     def changes(self, group: Groups, is_outer: NDArray[np.bool_], size: int) -> list[MemoryChange | None]:
-        """What the calls of each group changed.
+        """Memory change of each group's calls.
 
         Args:
             is_outer: which calls are in no other one of their group.
@@ -233,11 +228,11 @@ _NOT_THE_USERS: Final = re.compile(
     r"(?:torch|lightning/pytorch|lightning/fabric|pytorch_lightning|lightning_fabric)/"
     r"|(?:.*/)?lightning_modelprof/"
 )
-"""Code that is on the way to every operator, with the folders that Kineto cuts off and without."""
+"""Code between the user's and every operator, with or without the folders that Kineto cuts off."""
 
 
 def is_user_frame(frame: str) -> bool:
-    """Whether a frame of a call stack is a line of Python outside torch, Lightning and this package."""
+    """Whether a call stack frame is Python code outside torch, Lightning and this package."""
     match = _FRAME.match(frame)
     return match is not None and not _NOT_THE_USERS.match(match["file"].replace("\\", "/"))
 
@@ -248,27 +243,22 @@ _OF_INSTALLATION: Final = re.compile(
 
 
 def is_project_frame(frame: str) -> bool:
-    """Whether it's also outside the standard library and installed packages, as far as its path tells."""
+    """Whether it's also outside the standard library and installed packages, judging by its path."""
     match = _FRAME.match(frame)
     if match is None or not is_user_frame(frame):
         return False
     file = match["file"].replace("\\", "/")
-    package = file.split("/")[0].removesuffix(".py")  # Kineto cuts off the folder of the library
+    package = file.split("/")[0].removesuffix(".py")  # Kineto cuts off the library's folder
     return not _OF_INSTALLATION.match(file) and package not in sys.stdlib_module_names
 
 
 def modules_of(
     timeline: Timeline, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
-    """The innermost module in whose call each event is.
-
-    Args:
-        timeline: n events.
-        rows: events of the host, shape (k,).
+    """The innermost module whose call contains each host event.
 
     Returns:
-        Names, and the index into them of each event, -1 in no module, shape (k,); ``None`` when the trace has
-        no calls of modules.
+        Names, and each event's index, -1 outside modules, shape (k,); ``None`` without module calls.
     """
     trace = timeline.trace
     is_range = timeline.is_annotation | (trace.category == Category.PYTHON_FUNCTION)
@@ -281,15 +271,10 @@ def modules_of(
 def callers_of(
     timeline: Timeline, rows: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]] | None:
-    """The innermost frame outside torch and Lightning from which each event was called.
-
-    Args:
-        timeline: n events.
-        rows: events of the host, shape (k,).
+    """The innermost frame outside torch and Lightning that called each host event.
 
     Returns:
-        Frames, and the index into them of each event, -1 without one, shape (k,); ``None`` when the trace has
-        no call stacks.
+        Frames, and each event's index into them, -1 without one, shape (k,); ``None`` without call stacks.
     """
     trace = timeline.trace
     calls = np.flatnonzero(trace.category == Category.PYTHON_FUNCTION)
@@ -312,7 +297,7 @@ def callers_of(
 def _name_of_nearest(
     timeline: Timeline, wanted: NDArray[np.int64], rows: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Name of the innermost of the wanted events around each row, -1 without one, shape (k,)."""
+    """Name id of the innermost wanted event around each row, -1 without one, shape (k,)."""
     if not len(wanted):
         return np.full(len(rows), -1, np.int64)
     is_wanted = np.zeros(len(timeline.trace), np.bool_)
@@ -322,11 +307,11 @@ def _name_of_nearest(
 
 
 class MemoryChange(Record, frozen=True):
-    """Bytes allocated less bytes released while calls ran on their thread; negative where more was released.
+    """Allocated minus released bytes during calls on their thread; negative if more was released.
 
     Attributes:
-        host, device: of memory on the host and on devices, with all that the calls call.
-        host_self, device_self: the same without the operators inside.
+        host, device: host and device memory, including nested calls.
+        host_self, device_self: the same without nested operators.
     """
 
     host: int
@@ -336,14 +321,14 @@ class MemoryChange(Record, frozen=True):
 
 
 class Child(Record, frozen=True, kw_only=True):
-    """The operators of one name that the operators of another name call directly.
+    """Operators of one name called directly by those of another name.
 
     Attributes:
-        calls: how many, those inside another of them included.
-        host: times on the host of the outermost of them, with all that they call.
-        device: times of the device events launched in each of the outermost, at any depth, added up by call;
-            ``None`` when the trace has no device events.
-        kernels: the device events that they launched themselves, by name.
+        calls: number of calls, including those nested in another of them.
+        host: host times of the outermost calls, including everything they call.
+        device: summed times of the device events launched in each outermost call, at any depth; ``None``
+            without device events.
+        kernels: device events that they launched themselves, by name.
     """
 
     name: Key[str]
@@ -354,25 +339,24 @@ class Child(Record, frozen=True, kw_only=True):
 
 
 class Operator(Record, frozen=True, kw_only=True):
-    """All calls of one operator on one host thread, or those of them that got inputs of one shape.
+    """All calls of one operator on one host thread, or those with inputs of one shape.
 
     Attributes:
-        shape: shapes of its inputs as JSON text; ``None`` when calls are not told apart by it, or when it was
-            not recorded.
-        calls: how many, those inside another of them included.
-        host: times on the host of the outermost of them, with all that they call.
-        host_self_ns: time of the calls in which neither an operator nor a runtime call inside was running.
-        device: times of the device events launched in each of the outermost, at any depth, added up by call;
-            ``None`` when the trace has no device events.
+        shape: input shapes as JSON text; ``None`` if calls aren't separated by shape, or not recorded.
+        calls: number of calls, including those nested in another of them.
+        host: host times of the outermost calls, including everything they call.
+        host_self_ns: time of the calls outside nested operators and runtime calls.
+        device: summed times of the device events launched in each outermost call, at any depth; ``None``
+            without device events.
         device_self_ns: time of the device events that the calls launched themselves; ``None`` as above.
         counted_flops: floating-point operations of the counted calls.
         num_counted: calls with known operations that are in no other such call.
         num_uncounted: calls without known operations that are in no call with known ones.
-        memory: what its calls changed; ``None`` when no memory was recorded.
-        modules: time on the host by the innermost module around the calls.
-        callers: number of calls by the line of Python that they came from.
-        children: the operators that it calls directly, by name.
-        kernels: the device events that it launched itself, by name.
+        memory: memory change of its calls; ``None`` if memory wasn't recorded.
+        modules: host time by the innermost module around the calls.
+        callers: number of calls by the Python line that made them.
+        children: operators that it calls directly, by name.
+        kernels: device events that it launched itself, by name.
     """
 
     name: Key[str]
@@ -393,5 +377,5 @@ class Operator(Record, frozen=True, kw_only=True):
 
     @property
     def flops(self) -> int | None:
-        """Floating-point operations of all calls; ``None`` if some are unknown or all are an outer call's."""
+        """Operations of all calls; ``None`` if some are unknown or all belong to an outer call."""
         return self.counted_flops if self.num_counted and not self.num_uncounted else None

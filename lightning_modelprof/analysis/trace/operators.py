@@ -1,4 +1,4 @@
-"""Operator Summary: what each operator cost on the host and on the device, and what it calls."""
+"""Operator Summary: cost of each operator on the host and on the device, and the operators that it calls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NO_OPERATORS: Final = "the trace has no operators (record them with ProfilerAct
 
 
 _Labels = tuple[Sequence[str], NDArray[np.int64]]
-"""Texts, and for each call the index of its own, -1 without one."""
+"""Texts, and each call's index into them, -1 without one."""
 
 
 class OperatorThread(Record, frozen=True, kw_only=True):
@@ -50,8 +50,8 @@ class OperatorThread(Record, frozen=True, kw_only=True):
 
     Attributes:
         host_ns: time in which any operator was running.
-        operators: one per name, in no order.
-        by_shape: one per name and shape of inputs, in no order; empty when no shapes were recorded.
+        operators: one per name, in no particular order.
+        by_shape: one per name and input shape, in no particular order; empty if no shapes were recorded.
     """
 
     name: str
@@ -61,14 +61,14 @@ class OperatorThread(Record, frozen=True, kw_only=True):
 
 
 class Operators(Record, frozen=True, kw_only=True):
-    """What the operators of one trace cost.
+    """Operators of one trace.
 
     Attributes:
         threads: at least one.
-        host_self_ns: sum of the operators' own: the time of the threads in which an operator was running and
-            no runtime call inside it.
-        device_ns: time of all device events added up; ``None`` when the trace has none.
-        not_launched: the device events that no operator launched.
+        host_self_ns: sum of the operators' self times: the threads' time in an operator and not in a runtime
+            call inside it.
+        device_ns: summed time of all device events; ``None`` without any.
+        not_launched: device events that no operator launched.
     """
 
     threads: tuple[OperatorThread, ...]
@@ -82,10 +82,11 @@ class Operators(Record, frozen=True, kw_only=True):
 
 
 def summarize_operators(timeline: Timeline) -> Operators:
-    """Add up the operators by thread and name, and by thread, name and shape of inputs.
+    """Add up the operators by thread and name, and by thread, name and input shape.
 
     Source: self and total times are those of the Operator view of torch_tb_profiler (pytorch/kineto,
-    ``tb_plugin``, removed in 2026), but for calls inside one of the same name, which it mostly counted again.
+    ``tb_plugin``, removed in 2026), except for calls inside one of the same name, which it mostly counted
+    twice.
     """
     if not timeline.is_operator.any():
         raise NotMeasured(_NO_OPERATORS)
@@ -121,7 +122,7 @@ def summarize_operators(timeline: Timeline) -> Operators:
 
 
 def _shapes(trace: Trace, calls: NestedCalls) -> tuple[list[str], NDArray[np.int64]]:
-    """Texts of the shapes, none if no operator has one, and the index of each call's own, -1 without one."""
+    """Texts of the shapes, empty if no operator has one, and each call's index, -1 without one."""
     if (trace.shape[calls.row] == NOT_RECORDED).all():
         return [], np.zeros(0, np.int64)
     place: dict[str, int] = {}
@@ -135,12 +136,12 @@ def _by_thread(
     names: tuple[Groups, list[str]],
     shapes: tuple[Groups, list[str]] | None,
 ) -> list[list[Operator]]:
-    """The operators of each thread, by name or by name and shape.
+    """Operators of each thread, by name or by name and shape.
 
     Args:
-        threads: number of each call's thread, and how many threads there are.
-        names: number of each call's name, and the names.
-        shapes: number of each call's shape, -1 without one, and the shapes; ``None`` to go by name alone.
+        threads: each call's thread number, and the number of threads.
+        names: each call's name number, and the names.
+        shapes: each call's shape number, -1 without one, and the shapes; ``None`` to group by name alone.
     """
     track, num_threads = threads
     name, texts = names
@@ -165,7 +166,7 @@ def _by_thread(
 
 
 class _Sums:
-    """The calls of the operators of a trace, to be added up by any grouping."""
+    """A trace's operator calls, for summing by any grouping."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -188,14 +189,7 @@ class _Sums:
         children: list[dict[str, Child]],
         kernels: list[dict[str, Tally]],
     ) -> list[Operator]:
-        """One operator per group.
-
-        Args:
-            group: number of each call's group, shape (k,).
-            labels: name and shape of each group.
-            children: what each group calls directly.
-            kernels: what each group launched itself.
-        """
+        """One operator per group; ``group`` is the number of each call's group, shape (k,)."""
         size = len(labels)
         is_outer = self.calls.is_outermost(group)
         calls = np.bincount(group, minlength=size).tolist()
@@ -235,7 +229,7 @@ class _Sums:
         inner = np.flatnonzero(self.calls.parent >= 0)
         outer_group = group[self.calls.parent[inner]]
         keys, pair_of_inner = distinct(outer_group * len(texts) + name[inner], size * len(texts))
-        pair = np.full(len(self.calls), len(keys), np.int64)  # all outermost calls are a last pair
+        pair = np.full(len(self.calls), len(keys), np.int64)  # all outermost calls form a last pair
         pair[inner] = pair_of_inner
         is_outer = self.calls.is_outermost(pair)
         calls = np.bincount(pair, minlength=len(keys)).tolist()
@@ -251,7 +245,6 @@ class _Sums:
         return found
 
     def kernels(self, group: Groups, size: int) -> list[dict[str, Tally]]:
-        """The device events that the calls of each group launched themselves, by name."""
         trace = self.timeline.trace
         launched = np.flatnonzero(self.calls.launched_by >= 0)
         event = trace.device.event[launched]
@@ -264,7 +257,6 @@ class _Sums:
         return found
 
     def _device(self, group: Groups, is_outer: NDArray[np.bool_], size: int) -> Sequence[Tally | None]:
-        """Device time of the outermost calls of each group, ``None`` when there are no device events."""
         if not self.timeline.has_device:
             return [None] * size
         return tally_by(group[is_outer], self.calls.device_total_ns[is_outer], size)
@@ -272,7 +264,7 @@ class _Sums:
     def _label_sums(
         self, labels: _Labels | None, group: Groups, values: NDArray[np.int64] | None, size: int
     ) -> list[dict[str, int]]:
-        """Sum of the values by group and text; without values the number of calls."""
+        """Sum of the values by group and text; without values, the number of calls."""
         if labels is None:
             return [{} for _ in range(size)]
         texts, label = labels
@@ -286,7 +278,7 @@ class _Sums:
 def _sum_labels(
     group: Groups, label: Groups, values: NDArray[np.int64] | None, size: int, labels: range
 ) -> list[dict[int, int]]:
-    """Sum of the values by group and label; without values their number."""
+    """Sum of the values by group and label; without values, the number of elements."""
     found: list[dict[int, int]] = [{} for _ in range(size)]
     if not len(labels):
         return found
@@ -298,7 +290,7 @@ def _sum_labels(
 
 
 def _self_ns(timeline: Timeline, end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Duration of each call without the operators and runtime calls directly in it, shape (k,)."""
+    """Duration of each call without operators and runtime calls directly inside it, shape (k,)."""
     is_taken = timeline.is_operator | (timeline.trace.category == Category.RUNTIME)
     rows, self_ns = self_times(timeline, is_taken, end_ns)
     return self_ns[timeline.is_operator[rows]]  # the calls are in the same order

@@ -1,4 +1,4 @@
-"""Overview: how much of the steps each type of event covers."""
+"""Overview: share of the steps that each event type covers."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ DEVICE_TYPES: Final[tuple[DeviceType, ...]] = ("kernel", "memcpy", "memset", "co
 
 
 class EventType(Record, frozen=True, kw_only=True):
-    """Events of one type; where several run at once, the time counts once.
+    """Events of one type; simultaneous ones count once.
 
     Attributes:
         key: one of ``HOST_TYPES`` or ``DEVICE_TYPES``.
-        calls: events that begin inside the steps.
+        calls: events that start inside the steps.
         total_ns: time inside the steps in which at least one of them ran, on any thread, stream or device.
         whole_calls, whole_ns: the same over the whole trace; ``None`` for phases of the steps.
     """
@@ -82,14 +82,14 @@ class EventType(Record, frozen=True, kw_only=True):
 
 
 class Overview(Record, frozen=True, kw_only=True):
-    """How much of the steps each type of event covers, of one rank or of several together.
+    """Coverage of the steps by each event type, for one rank or several together.
 
     Attributes:
-        steps_ns: time of the steps on the host, to which the host's types are clipped.
+        steps_ns: time of the steps on the host, to which host types are clipped.
         device_steps_ns: time of the stretches of steps between device-aware bounds (:class:`StepBounds`), to
-            which the device's types are clipped; ``None`` without device events.
-        host: types of host events that occur, in no order. Each event is of one type.
-        device: types of device events that occur, in no order.
+            which device types are clipped; ``None`` without device events.
+        host: occurring types of host events, in no particular order. Each event has one type.
+        device: occurring types of device events, in no particular order.
     """
 
     num_steps: int
@@ -119,7 +119,7 @@ def summarize_overview(timeline: Timeline) -> Overview:
 
 
 def _phases(timeline: Timeline, steps: Intervals) -> list[EventType]:
-    """Optimization and Zero grad, as in the Model Summary: without what the optimizer's closure does."""
+    """Optimization and Zero grad as in the Model Summary, without the optimizer's closure."""
     host = timeline.host_time
     found: list[EventType] = []
     if host is None:
@@ -144,11 +144,7 @@ def _phases(timeline: Timeline, steps: Intervals) -> list[EventType]:
 def _measure(
     trace: Trace, members: Sequence[tuple[HostType | DeviceType, NDArray[np.int64]]], window: Intervals
 ) -> list[EventType]:
-    """Every type that occurs in the window.
-
-    Args:
-        members: types, and rows of the events of each.
-    """
+    """Every type that occurs in the window; ``members`` are types and rows of their events."""
     found = []
     for key, rows in members:
         if not len(rows):
@@ -171,14 +167,14 @@ def _measure(
 
 
 def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]]:
-    """The types of host events that are no phases, and the rows of each; no event is of two."""
+    """Types of host events that aren't phases, with rows; no event has two types."""
     trace = timeline.trace
     is_step = timeline.is_step_range
     ranges = np.flatnonzero((timeline.is_operator | timeline.is_annotation) & ~is_step)
     annotations = np.flatnonzero(timeline.is_annotation & ~is_step)
     communication = ranges[timeline.is_communication[ranges]]
     backward = rows_named(trace, ranges, lambda name: name.startswith(AUTOGRAD_PREFIX))
-    if not len(backward):  # before torch 1.10 the engine had no range; the nodes' own names tell
+    if not len(backward):  # before torch 1.10, the engine had no range, only the nodes
         operators = np.flatnonzero(timeline.is_operator)
         backward = rows_named(trace, operators, lambda name: "Backward" in name or "AccumulateGrad" in name)
     fetch = rows_named(trace, annotations, is_fetch)
@@ -186,7 +182,7 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
         trace, annotations, lambda name: name.startswith((OPTIMIZER_PREFIX, ZERO_GRAD_PREFIX))
     )
     defined = rows_named(trace, annotations, lambda name: not is_shown_elsewhere(name))
-    if timeline.steps is not None:  # what is around all steps fills them whatever happens in them
+    if timeline.steps is not None:  # a range around all steps fills them whatever happens inside
         first_ns, end_ns = timeline.steps.intervals[0, 0], timeline.steps.intervals[-1, 1]
         is_around = (trace.begin_ns[defined] < first_ns) & (trace.end_ns[defined] >= end_ns)
         defined = defined[~is_around]
@@ -206,14 +202,13 @@ def _host_members(timeline: Timeline) -> list[tuple[HostType, NDArray[np.int64]]
 
 
 def _outermost(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of the events that are in none of the others, as torch's fetch inside this package's range is."""
+    """Outermost events, e.g. this package's range around torch's fetch."""
     tracks = different(trace.track[rows]).tolist()
     outermost = [not_nested(trace, rows[trace.track[rows] == track])[0] for track in tracks]
     return np.concatenate([rows[:0], *outermost])
 
 
 def _device_members(timeline: Timeline) -> list[tuple[DeviceType, NDArray[np.int64]]]:
-    """The types of device events and the rows of each; no event is of two."""
     rows = timeline.trace.device.event
     category, communicates = timeline.trace.category[rows], timeline.is_communication[rows]
     kernel = category == Category.KERNEL

@@ -1,11 +1,11 @@
-"""Waits of ranks for each other: the same communication call on several ranks, compared by its durations.
+"""Waits of ranks for each other, from the durations of the same communication call on several ranks.
 
 The calls of one collective end at about the same time on all ranks, because none has its result before all
-have come. So the rank with the shortest call came last and did not wait; what the others' calls took longer
-is their wait. Only durations are compared, so the ranks' clocks need not agree.
+have arrived. So the rank with the shortest call arrived last and didn't wait; the others waited for as long
+as their calls took longer. Only durations are compared, so the ranks' clocks needn't agree.
 
 Source: "Synchronizing" and "Data transfer" of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
-2026). Three of its faults are mended: it knew five names of collectives, wanted the same number of calls of
+2026), without three of its faults: it knew five names of collectives, required the same number of calls on
 all ranks, and took the host's requests to NCCL for communication.
 """
 
@@ -24,21 +24,21 @@ _ONE_RANK: Final = "only one rank's communication was recorded"
 
 
 _LEVEL: Final = 0.05
-"""Who came last so often that chance does it less often than this is a straggler."""
+"""Significance level for a straggler: a rank that arrives last more often than chance explains..."""
 
 
 _LEAST_COST: Final = 0.05
-"""But not if the others waited for it in less than this share of their communication: it is always a little
-earlier or later for somebody."""
+"""... unless the others waited for it for less than this share of their communication: some rank is always
+slightly early or late."""
 
 
 class Waits(Record, frozen=True, kw_only=True):
     """The compared calls of one rank, or those of one collective among them.
 
     Attributes:
-        transfer_ns: of that the shortest of each call over the ranks.
-        caused_ns: how long the others waited on average in the calls to which this rank came last.
-        last: number of these. Where several ranks have the shortest time nobody came last.
+        transfer_ns: sum of each call's shortest time over the ranks.
+        caused_ns: mean wait of the others, summed over the calls to which this rank arrived last.
+        last: number of those calls. If several ranks share the shortest time, no rank arrived last.
         waited_per_step_ns, caused_per_step_ns: means over the compared steps; ``None`` without steps.
     """
 
@@ -59,7 +59,7 @@ class RankWaits(Record, frozen=True, kw_only=True):
     """One rank.
 
     Attributes:
-        by_collective: (name, process group) → those of one collective, longest wait first.
+        by_collective: waits of one collective by (name, process group), longest first.
     """
 
     whole: Waits
@@ -67,15 +67,15 @@ class RankWaits(Record, frozen=True, kw_only=True):
 
 
 class LateRank(Record, frozen=True, kw_only=True):
-    """A rank that came last more often than chance explains, in one process group.
+    """A rank that arrived last more often than chance explains, in one process group.
 
     Attributes:
-        group: the process group; ``None`` is not recorded.
-        last: calls to which it came last.
-        calls: calls to which one rank came last.
-        num_ranks: ranks of the group that are here.
-        waited_ns: how long the others waited on average for it, in a step or else over all calls.
-        is_per_step: whether ``waited_ns`` is in a step.
+        group: the process group; ``None`` if not recorded.
+        last: calls to which it arrived last.
+        calls: calls with one rank that arrived last.
+        num_ranks: loaded ranks of the group.
+        waited_ns: mean wait of the others for it, per step or else over all calls.
+        is_per_step: whether ``waited_ns`` is per step.
     """
 
     rank: int
@@ -88,16 +88,16 @@ class LateRank(Record, frozen=True, kw_only=True):
 
 
 class WaitsOfRanks(Record, frozen=True, kw_only=True):
-    """What the ranks of a job waited for each other.
+    """Waits of a job's ranks for each other.
 
     Attributes:
-        ranks: rank → its waits, those with compared calls.
-        stragglers: most waited for first.
-        num_steps: steps that all ranks have; ``None`` when the calls were compared without steps.
-        left_out: what was not compared. A call of several ranks is one.
-        world_size: ranks of the job; ``None`` if not noted.
+        ranks: waits by rank, for ranks with compared calls.
+        stragglers: largest wait first.
+        num_steps: steps that all ranks have; ``None`` if the calls were compared without steps.
+        left_out: calls that weren't compared; a call of several ranks counts once.
+        world_size: ranks of the job; ``None`` if not recorded.
         on_host: whether the calls are ranges on the host.
-        other_source: ranks that are left out because theirs are ranges on the host, unlike the others'.
+        other_source: ranks left out because their calls are host ranges, unlike the others'.
     """
 
     ranks: Mapping[int, RankWaits]
@@ -110,10 +110,10 @@ class WaitsOfRanks(Record, frozen=True, kw_only=True):
 
 
 def compare_ranks(by_rank: Mapping[int, CommunicationCalls]) -> WaitsOfRanks:
-    """Match the calls of the ranks, and split each into the transfer and the wait for others.
+    """Match the ranks' calls, and split each into the transfer and the wait for others.
 
     Raises:
-        NotMeasured: when fewer than two ranks have communication, or no call could be compared.
+        NotMeasured: if fewer than two ranks have communication, or no call could be compared.
     """
     has_kernels = any(fact.source == "device" for fact in by_rank.values())
     ranks = {
@@ -142,7 +142,7 @@ def compare_ranks(by_rank: Mapping[int, CommunicationCalls]) -> WaitsOfRanks:
 
 
 def _world_size(facts: Sequence[CommunicationCalls]) -> int | None:
-    """Ranks of the job: as noted, else those of its largest process group."""
+    """Ranks of the job: as recorded, else those of its largest process group."""
     noted = [fact.world_size for fact in facts if fact.world_size is not None]
     sizes = [call.kind.group_size for fact in facts for call in fact.calls]
     return max(noted or [size for size in sizes if size is not None], default=None)
@@ -165,14 +165,14 @@ def _of_rank(rank: int, groups: Sequence[MatchedGroup]) -> RankWaits | None:
 
 
 def _waits(rank: int, parts: Sequence[tuple[Sequence[MatchedCall], int | None]]) -> Waits:
-    """Sums of one rank over calls, each lot with the number of steps that it is of."""
+    """Sum up one rank's calls; each lot comes with its number of steps."""
     calls = total_ns = transfer_ns = last = 0
     caused_ns = waited_per_step_ns = caused_per_step_ns = 0.0
     for some, num_steps in parts:
         some_total_ns = sum(call.durations_ns[rank] for call in some)
         some_transfer_ns = sum(min(call.durations_ns.values()) for call in some)
         late = [call for call in some if call.last == rank]
-        some_caused_ns = sum(map(_wait_of_others, late))
+        some_caused_ns = sum(map(_mean_wait_of_others, late))
         calls += len(some)
         total_ns += some_total_ns
         transfer_ns += some_transfer_ns
@@ -192,24 +192,23 @@ def _waits(rank: int, parts: Sequence[tuple[Sequence[MatchedCall], int | None]])
     )
 
 
-def _wait_of_others(call: MatchedCall) -> float:
-    """Mean wait of the ranks that did not come last."""
+def _mean_wait_of_others(call: MatchedCall) -> float:
     durations_ns = call.durations_ns.values()
     shortest_ns = min(durations_ns)
     return sum(ns - shortest_ns for ns in durations_ns) / (len(durations_ns) - 1)
 
 
 def _stragglers(group: MatchedGroup) -> list[LateRank]:
-    """The ranks of a group that came last more often than chance explains, and that cost the others time.
+    """Ranks of a group that arrived last more often than chance explains, and cost the others time.
 
-    A plain binomial test: by chance each rank is last in one of as many calls as there are ranks. The level
-    is divided by the number of ranks, since each is tested.
+    A plain binomial test: by chance, each of n ranks is last in one of n calls. The level is divided by the
+    number of ranks, since each is tested.
     """
     lasts = Counter(call.last for call in group.calls if call.last is not None)
     calls, num_ranks = lasts.total(), len(group.ranks)
     found = []
     for rank, last in lasts.items():
-        caused_ns = sum(_wait_of_others(call) for call in group.calls if call.last == rank)
+        caused_ns = sum(_mean_wait_of_others(call) for call in group.calls if call.last == rank)
         others_ns = sum(sum(call.durations_ns.values()) - call.durations_ns[rank] for call in group.calls)
         is_costly = caused_ns * (num_ranks - 1) >= _LEAST_COST * others_ns
         if is_costly and chance_of_at_least(last, calls, 1 / num_ranks) < _LEVEL / num_ranks:
@@ -231,7 +230,7 @@ _MOST_OF_WAITS: Final = 2 / 3
 
 
 def awaited_rank(waits: WaitsOfRanks) -> int | None:
-    """The rank that the others wait for in the recorded steps; ``None`` where no one makes most waits."""
+    """The rank that the others wait for in the recorded steps; ``None`` if no rank causes most waits."""
     caused = {rank: one.whole.caused_ns for rank, one in waits.ranks.items()}
     if not any(caused.values()):
         return None
@@ -242,7 +241,7 @@ def awaited_rank(waits: WaitsOfRanks) -> int | None:
 
 
 def chance_of_at_least(hits: int, tries: int, probability: float) -> float:
-    """Chance of so many hits or more in independent tries, each with the same probability below 1."""
+    """Probability of at least so many hits in independent tries, each with the same probability below 1."""
     logs = (
         lgamma(tries + 1)
         - lgamma(number + 1)
@@ -255,15 +254,15 @@ def chance_of_at_least(hits: int, tries: int, probability: float) -> float:
 
 
 _TOGETHER: Final = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "allreduce", "barrier")
-"""Parts of the names of collectives in which every rank needs something of every other one."""
+"""Parts of the names of collectives in which every rank needs data from every other one."""
 
 
 _PAIRWISE: Final = ("send", "recv", "isend", "irecv", "coalesced")
-"""Begins of the names of calls that not all ranks of a group need to take part in."""
+"""Prefixes of calls that may not involve all ranks of a group."""
 
 
 LeftOut = Mapping[str, int]
-"""Reason → number of calls that are not compared."""
+"""Number of calls that weren't compared, by reason."""
 
 
 PAIRWISE: Final = "not every rank takes part"
@@ -288,14 +287,14 @@ NOT_IN_SHARED_STEPS: Final = "they aren't in a step that all ranks have"
 
 
 class MatchedCall(Record, frozen=True):
-    """One call, and how long it took on each rank of its group that is here."""
+    """One call, and its duration on each loaded rank of its group."""
 
     name: str
     durations_ns: Mapping[int, int]
 
     @property
     def last(self) -> int | None:
-        """The rank that came last, ``None`` if the shortest time is that of several."""
+        """The rank that arrived last, ``None`` if several share the shortest time."""
         shortest_ns = min(self.durations_ns.values())
         found = [rank for rank, ns in self.durations_ns.items() if ns == shortest_ns]
         return found[0] if len(found) == 1 else None
@@ -311,12 +310,12 @@ class MatchedGroup(Record, frozen=True, kw_only=True):
 
 
 class MatchedCalls(Record, frozen=True, kw_only=True):
-    """The calls of several ranks that can be compared.
+    """Calls of several ranks that can be compared.
 
     Attributes:
-        groups: one for each process group with a call that can be compared.
-        steps: the steps that all ranks have; ``None`` when a rank has none, and calls were matched without.
-        left_out: what is in no group. A call of several ranks counts once.
+        groups: one per process group with a comparable call.
+        steps: steps that all ranks have; ``None`` if a rank has none, and calls were matched without them.
+        left_out: calls in no group; a call of several ranks counts once.
     """
 
     groups: tuple[MatchedGroup, ...]
@@ -325,15 +324,15 @@ class MatchedCalls(Record, frozen=True, kw_only=True):
 
 
 def match_calls(ranks: Mapping[int, CommunicationCalls], world_size: int | None) -> MatchedCalls:
-    """Find the calls that are the same one on all ranks of their process group.
+    """Match calls on all ranks of their process group.
 
-    Inside one group the i-th call that begins in a step on one rank is the i-th on the others, since
-    collectives of a group are called in the same order everywhere. Without steps on every rank it is the
-    i-th of the trace. What cannot be matched for sure is left out and counted.
+    Within a group, the i-th call that starts in a step on one rank is the i-th on the others, since
+    collectives of a group are called in the same order everywhere. If a rank has no steps, it's the i-th of
+    the trace. Calls that can't be matched reliably are left out and counted.
 
     Args:
-        ranks: the ranks of one job, at least one.
-        world_size: how many the job has; ``None`` is not known.
+        ranks: of one job, at least one.
+        world_size: ranks of the job; ``None`` if unknown.
     """
     steps = _shared_steps(list(ranks.values()))
     left_out: Counter[str] = Counter()
@@ -348,7 +347,6 @@ def match_calls(ranks: Mapping[int, CommunicationCalls], world_size: int | None)
 
 
 def _shared_steps(facts: Sequence[CommunicationCalls]) -> tuple[int, ...] | None:
-    """The steps that all have, ``None`` if one has no steps at all."""
     known = [set(fact.steps) for fact in facts if fact.steps is not None]
     return tuple(sorted(set.intersection(*known))) if len(known) == len(facts) else None
 
@@ -359,7 +357,7 @@ _Key = tuple[str | None, int | None, tuple[int, ...] | None]
 def _by_group(
     ranks: Mapping[int, CommunicationCalls], world_size: int | None, left_out: Counter[str]
 ) -> list[tuple[str | None, dict[int, list[Call]]]]:
-    """The calls of each process group that can be compared: its label, and rank → calls in order."""
+    """Comparable calls of each process group: its label, and the calls of each rank in order."""
     groups: defaultdict[_Key, dict[int, list[Call]]] = defaultdict(dict)
     for rank, fact in ranks.items():
         for call in fact.calls:
@@ -384,11 +382,11 @@ def _by_group(
 
 
 def _may_be_several(size: int | None, num_here: int, num_ranks: int, world_size: int | None) -> bool:
-    """Whether calls of one name of a group may be of several groups, such as all tensor-parallel ones.
+    """Whether calls with one group name may be from several groups, e.g. all tensor-parallel ones.
 
     Args:
-        num_here: ranks that have calls of it.
-        num_ranks: ranks that are here.
+        num_here: ranks with such calls.
+        num_ranks: all loaded ranks.
     """
     if size is None or size == world_size:
         return False
@@ -399,10 +397,10 @@ def _may_be_several(size: int | None, num_here: int, num_ranks: int, world_size:
 def _match(
     label: str | None, calls: Mapping[int, list[Call]], steps: tuple[int, ...] | None, left_out: Counter[str]
 ) -> MatchedGroup:
-    """The calls of one group that are the same on all its ranks.
+    """Calls of one group that match on all its ranks.
 
-    With steps each one is matched whole or not at all: where those belong that a rank lacks, we cannot tell.
-    Without, recording may have ended earlier on some rank, so the calls are matched as far as they agree.
+    With steps, each step is matched entirely or not at all, since the position of a missing call is unknown.
+    Without, recording may have ended earlier on some rank, so calls are matched up to the first difference.
     """
     compared: list[MatchedCall] = []
     num_steps = 0
@@ -436,10 +434,10 @@ def _match(
 def _blocks(
     calls: Mapping[int, list[Call]], steps: tuple[int, ...] | None
 ) -> list[tuple[int | None, dict[int, list[Call]]]]:
-    """The calls step by step, those outside of steps under ``None``; all of them without steps."""
+    """Calls step by step, those outside steps under ``None``; without steps, all calls."""
     if steps is None:
         return [(None, dict(calls))]
-    # Steps without a call are compared, too: there nobody waited.
+    # Steps without a call are compared too: they have no waits.
     blocks: dict[int | None, dict[int, list[Call]]] = {step: {rank: [] for rank in calls} for step in steps}
     for rank, own in calls.items():
         for call in own:
@@ -448,7 +446,7 @@ def _blocks(
 
 
 def _num_agreeing(block: Mapping[int, list[Call]]) -> int:
-    """How many calls, from the first on, have the same name and size on all ranks."""
+    """Number of leading calls with the same name and size on all ranks."""
     number = 0
     for same in zip(*block.values(), strict=False):
         if len({_what(call) for call in same}) > 1:
@@ -458,6 +456,6 @@ def _num_agreeing(block: Mapping[int, list[Call]]) -> int:
 
 
 def _what(call: Call) -> tuple[str, int | None]:
-    """What has to be the same on all ranks. Only of an all-reduce is the size so for sure."""
+    """Properties that must match on all ranks; only all-reduces are sure to have the same size."""
     name = call.kind.name
     return name, call.in_elements if name == "all_reduce" else None

@@ -1,4 +1,4 @@
-"""Where one rank's steps go: their critical path, what runs in them, and why the GPU is idle."""
+"""Time of one rank's steps: their critical path, what runs in them, and why the GPU is idle."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lightning_modelprof.analysis.trace.step_breakdown import STEP_CATEGORIES, S
 from lightning_modelprof.record import Record
 
 OTHER: Final = "other"
-"""What runs where nothing does that has a cause of the critical path."""
+"""Time in which nothing runs that has a cause of the critical path."""
 
 _CAUSE_OF: Final[Mapping[str, Cause]] = {
     "kernel": "kernel",
@@ -34,23 +34,23 @@ _CAUSE_OF: Final[Mapping[str, Cause]] = {
     "dataloader": "data loading",
     "cpu_exec": "host",
 }
-"""By keys of ``STEP_CATEGORIES``."""
+"""Causes by ``STEP_CATEGORIES`` key."""
 
 
 class StepAccount(Record, frozen=True, kw_only=True):
     """Three accounts of the same steps.
 
     Attributes:
-        recorded_ns: time of these steps, with the little that lies between their GPU-aware bounds.
-        running_ns: cause, or ``OTHER`` → time in which that is what runs, by the step time breakdown; they
-            sum to ``recorded_ns``. Without causes that the trace can't tell.
+        recorded_ns: time of these steps, including the little time between their GPU-aware bounds.
+        running_ns: time by running cause, or ``OTHER``, from the step time breakdown; they sum to
+            ``recorded_ns``. Causes that the trace can't show are missing.
         path: the critical path; ``None`` if it isn't measured.
-        idle_ns: cause → idle time of the busiest GPU; ``None`` if it isn't measured.
-        after_waits_ns: what would be saved of its idle time with the cause "host" if no call waited for the
-            GPU; ``None`` if it isn't measured.
-        counted_step_ns: mean step without the first of each series, where some are left out; else ``None``.
+        idle_ns: idle time of the busiest GPU by cause; ``None`` if it isn't measured.
+        after_waits_ns: part of its idle time with the cause "host" that would be saved if no call waited for
+            the GPU; ``None`` if it isn't measured.
+        counted_step_ns: mean step without the first of each series, if some are left out; else ``None``.
         why_not_path: why there is no critical path; ``""`` if there is one.
-        why_not_waits: why ``after_waits_ns`` isn't known; ``""`` if it is.
+        why_not_waits: why ``after_waits_ns`` is unknown; ``""`` if it's known.
     """
 
     num_steps: int
@@ -78,7 +78,7 @@ def account_for_steps(
     why_not_path: str,
     why_not_waits: str,
 ) -> StepAccount:
-    """Of the steps of the critical path where there is one, else of all."""
+    """Account for the critical path's steps, or for all steps without one."""
     bounds = timeline.bounds
     assert bounds is not None, "the step time breakdown was measured"
     steps = breakdown.steps

@@ -1,9 +1,9 @@
-"""Step time breakdown: what each profiled step waited for, as the removed TensorBoard plugin showed it.
+"""Step time breakdown: what each profiled step waited for, as in the removed TensorBoard plugin.
 
 Source of the definitions: the Overview of torch_tb_profiler (pytorch/kineto, ``tb_plugin``, removed in
-2026). Four of its faults are mended: categories that fill a step leave nothing to those below them,
-communication kernels are told by their names, annotations around a whole step are no work, and a last step
-with less to do than the one before it is kept.
+2026), with four of its faults fixed: categories that fill a step leave nothing to those below them,
+communication kernels are recognized by name, annotations around a whole step aren't work, and a last step
+with less work than the one before it is kept.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ STEP_CATEGORIES: Final = (
     "cpu_exec",
     "other",
 )
-"""What a step consists of, from high to low priority: where several run, the first one owns the time."""
+"""Categories from high to low priority: if several run at the same time, the first one gets the time."""
 
 
 NO_STEP: Final = "the trace has none of the recorded steps, or neither steps nor operators"
 
 
 class StepParts(Record, frozen=True, kw_only=True):
-    """What one step consists of.
+    """Composition of one step.
 
     Attributes:
         total_ns: its length between device-aware bounds.
@@ -53,10 +53,10 @@ class StepParts(Record, frozen=True, kw_only=True):
 
 
 class StepBreakdown(Record, frozen=True, kw_only=True):
-    """What the steps of one window consist of.
+    """Composition of one window's steps.
 
     Attributes:
-        steps: the steps, in order of time; at least one.
+        steps: in order of time; at least one.
     """
 
     steps: InTurn[StepParts]
@@ -83,7 +83,7 @@ class StepBreakdown(Record, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> tuple[float | None, ...]:
-        """Share of each category in the time of all steps; ``None`` if that is 0."""
+        """Each category's share of the time of all steps; ``None`` if that is 0."""
         total_ns = self._total_ns
         return tuple(ns / total_ns if total_ns else None for ns in self._sums_ns)
 
@@ -92,7 +92,7 @@ def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown:
     """Split each step among the categories, over all threads, streams and devices of the process.
 
     Raises:
-        NotMeasured: when the trace has neither steps nor operators, or none of the steps that were recorded.
+        NotMeasured: if the trace has neither steps nor operators, or none of the recorded steps.
     """
     steps, bounds = timeline.steps, timeline.bounds
     if steps is None or bounds is None or not bounds.numbers:
@@ -113,22 +113,22 @@ def summarize_step_breakdown(timeline: Timeline) -> StepBreakdown:
 def pool_breakdowns(ranks: Sequence[StepBreakdown]) -> StepBreakdown:
     """The breakdown over the steps of all ranks, at least one.
 
-    Where any rank has device events, those without are left out: their Kernel is not 0 but not measured, and
-    a mean needs all parts of a step.
+    If any rank has device events, ranks without are left out: their Kernel isn't 0 but unmeasured, and a mean
+    needs all parts of a step.
     """
     return pool([rank for rank in ranks if rank.has_device] or ranks)
 
 
 def _wraps_a_step(trace: Trace, steps: Intervals) -> NDArray[np.bool_]:
     """Which events are annotations around a whole step, shape (n,)."""
-    first = np.searchsorted(steps[:, 0], trace.begin_ns)  # the first step that does not begin before it
+    first = np.searchsorted(steps[:, 0], trace.begin_ns)  # the first step that doesn't start before it
     first_end_ns = np.append(steps[:, 1], np.iinfo(np.int64).max)[first]
     wraps: NDArray[np.bool_] = (trace.category == Category.USER_ANNOTATION) & (first_end_ns <= trace.end_ns)
     return wraps
 
 
 def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
-    """Time of each category but Other, whatever else runs then."""
+    """Time of each category except Other, regardless of overlaps."""
     trace = timeline.trace
     kind = trace.category
     kernel = kind == Category.KERNEL
@@ -149,19 +149,16 @@ def _layers(timeline: Timeline, steps: Intervals) -> list[Intervals]:
 
 
 def _parts(bounds: NDArray[np.int64], layers: list[Intervals]) -> NDArray[np.int64]:
-    """Nanoseconds of each category in each step.
+    """Nanoseconds of each category in each step; each row sums to its step's length.
 
     Args:
-        bounds: begin and end of each step, shape (m, 2), in order and disjoint; may be empty.
-        layers: time of each category but Other.
-
-    Returns:
-        Shape (m, number of categories); each row sums to its step's length.
+        bounds: start and end of each step, shape (m, 2), in order and disjoint; may be empty.
+        layers: time of each category except Other.
     """
     filled = np.flatnonzero(bounds[:, 0] < bounds[:, 1])
     whole = bounds[filled]
     parts_ns = np.zeros((len(bounds), len(layers) + 1), np.int64)
     for category, pieces in enumerate(partition(whole, layers)):
-        step = filled[locate(pieces[:, 0], whole)]  # no piece lies in two steps, even where steps touch
+        step = filled[locate(pieces[:, 0], whole)]  # no piece is in two steps, even if steps touch
         np.add.at(parts_ns[:, category], step, pieces[:, 1] - pieces[:, 0])
     return parts_ns

@@ -1,4 +1,4 @@
-"""What speaks against believing a trace: said before its figures are."""
+"""Sanity checks of a trace, reported before its figures."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _MAX_QUOTES: Final = 3
 
 
 _CLOCK_TOLERANCE_NS: Final = 1_000
-"""Stamps of old traces are whole microseconds."""
+"""Timestamps of old traces are whole microseconds."""
 
 
 _OVERHEAD_SHARE: Final = 0.1
 
 
 def check_trace(timeline: Timeline) -> tuple[str, ...]:
-    """Sentences on what is missing from the trace or contradicts itself; empty for a sound one."""
+    """Notes on missing or contradictory parts of the trace; empty for a sound one."""
     trace = timeline.trace
     notes = [*trace.damage, *_cut_steps(timeline.cut_steps)]
     if trace.num_dropped:
         notes.append(f"{trace.num_dropped:,} events have no usable time and are left out of all figures.")
     notes += _reported_losses(timeline)
     if timeline.has_device:
-        notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_acausal(timeline)]
+        notes += [*_lost_kernels(timeline), *_lost_launches(timeline), *_events_before_launch(timeline)]
     if timeline.steps is not None and timeline.steps.has_ranges:
-        if timeline.steps.are_numbered:  # others need not follow each other
+        if timeline.steps.are_numbered:  # others needn't be consecutive
             notes += [*_overlapping_steps(timeline, timeline.steps), *_gaps(timeline.steps)]
             notes += _repeated_steps(timeline.steps)
         notes += _overhead(timeline, timeline.steps)
@@ -58,7 +58,6 @@ def _cut_steps(numbers: tuple[int, ...]) -> list[str]:
 
 
 def _reported_losses(timeline: Timeline) -> list[str]:
-    """What the profiler itself wrote of into the file."""
     logs = [timeline.trace.metadata.get(level) for level in _LOG_LEVELS]
     lines = [line for log in logs if isinstance(log, list) for line in log if isinstance(line, str)]
     quotes = [line for line in lines if any(word in line.lower() for word in _LOSS_WORDS)]
@@ -69,7 +68,6 @@ def _reported_losses(timeline: Timeline) -> list[str]:
 
 
 def _lost_kernels(timeline: Timeline) -> list[str]:
-    """Launches in the kept steps whose kernel is not in the trace."""
     count = count_kernel_launches(timeline)
     if not count.steps:
         return []
@@ -90,8 +88,7 @@ def _lost_launches(timeline: Timeline) -> list[str]:
     ]
 
 
-def _acausal(timeline: Timeline) -> list[str]:
-    """Device events that begin before the call that launched them."""
+def _events_before_launch(timeline: Timeline) -> list[str]:
     trace = timeline.trace
     runtime = timeline.launch.runtime
     known = np.flatnonzero(runtime >= 0)
@@ -107,7 +104,7 @@ def _acausal(timeline: Timeline) -> list[str]:
 
 
 def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
-    """Steps of one thread that overlap: the clock went back."""
+    """Overlapping steps on one thread, which mean that the clock went back."""
     trace = timeline.trace
     is_step = (trace.track == steps.track) & trace.is_named(lambda name: name.startswith("ProfilerStep#"))
     is_host = (trace.category == Category.CPU_OP) | (trace.category == Category.USER_ANNOTATION)
@@ -124,7 +121,7 @@ def _overlapping_steps(timeline: Timeline, steps: Steps) -> list[str]:
 
 
 def _gaps(steps: Steps) -> list[str]:
-    """Time between two consecutive steps, which follow each other at once unless the clock jumped."""
+    """Gaps between consecutive steps, which touch unless the clock jumped."""
     intervals = steps.intervals
     gap_ns = intervals[1:, 0] - intervals[:-1, 1]
     numbers = np.array(steps.numbers)
@@ -152,7 +149,6 @@ def _repeated_steps(steps: Steps) -> list[str]:
 
 
 def _overhead(timeline: Timeline, steps: Steps) -> list[str]:
-    """The profiler's own work, where it takes much of the steps."""
     trace = timeline.trace
     rows = np.flatnonzero(trace.category == Category.OVERHEAD)
     rows = rows[locate(trace.begin_ns[rows], steps.intervals) >= 0]
@@ -177,15 +173,15 @@ _LAUNCH_WORDS: Final = ("LaunchKernel", "LaunchCooperativeKernel", "KernelLaunch
 
 
 class KernelLaunchCount(Record, frozen=True, kw_only=True):
-    """Calls that launch kernels, in the kept steps, or in the whole trace where it has none.
+    """Calls that launch kernels, in the kept steps, or in the whole trace without steps.
 
-    A launch has no kernel when it was captured into a graph, which runs nothing, or when the profiler lost
-    the device's events.
+    A launch has no kernel if it was captured into a graph, which runs nothing, or if the profiler lost device
+    events.
 
     Attributes:
-        launches: how many; a graph is one.
-        lost: those of which no kernel is in the trace.
-        kernels: that were launched there; those whose launch is not known, that began there.
+        launches: number of launches; a graph is one.
+        lost: launches without a kernel in the trace.
+        kernels: launched there; those with an unknown launch, started there.
         steps: numbers of the steps with lost ones.
     """
 
@@ -222,9 +218,9 @@ def count_kernel_launches(timeline: Timeline) -> KernelLaunchCount:
 
 
 def _launches(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Rows of the k calls that start kernels, and which of them have no device event; both of shape (k,).
+    """Rows of the k calls that start kernels, and which have no device event; both of shape (k,).
 
-    A call of the driver inside one of the runtime is the same launch.
+    A driver call inside a runtime call is the same launch.
     """
     trace = timeline.trace
     is_launch = (trace.category == Category.RUNTIME) & (trace.correlation >= 0)
@@ -243,13 +239,9 @@ def _launches(timeline: Timeline) -> tuple[NDArray[np.int64], NDArray[np.bool_]]
 def _are_never_joined(
     timeline: Timeline, rows: NDArray[np.int64], has_kernel: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Which launches are of a name that the recorder never joins to its kernels, though these are there.
+    """Which launches have a name that the recorder never joins to its kernels, although these are there.
 
-    That is a name of which no call has a kernel, where at least as many kernels have no launch.
-
-    Args:
-        rows: the launches, shape (k,).
-        has_kernel: shape (k,).
+    That is a name without a joined call, when at least as many kernels have no launch. Shape (k,).
     """
     trace = timeline.trace
     is_kernel = trace.category[trace.device.event] == Category.KERNEL

@@ -1,4 +1,4 @@
-"""Everything derived from one trace, whoever recorded it."""
+"""Everything derived from one trace, from any recorder."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ from lightning_modelprof.trace.model import Trace
 
 
 class TraceFacts(LazyFacts):
-    """Derived facts of one trace; of a window of ours only of the steps that were recorded to their end.
+    """Derived facts of one trace; for this package's windows, only of completely recorded steps.
 
     Args:
         step_range: names of the ranges that are the steps; see :func:`build_timeline`.
 
     Attributes:
-        rank: of the process that recorded it; ``None`` if the trace does not say.
-        world_size: ranks of the job; ``None`` if the trace does not say.
-        begin_ns: time of its first event, since 1970 if the recorder's clock says so.
-        end_ns: time of the end of its last event, likewise.
-        step_origin: which ranges they are, where they are no ``ProfilerStep``; else "".
+        rank: rank of the recording process; ``None`` if the trace doesn't have it.
+        world_size: ranks of the job; ``None`` if the trace doesn't have it.
+        begin_ns: start of its first event, since 1970 if the recorder's clock is.
+        end_ns: end of its last event, on the same clock.
+        step_origin: which ranges the steps are, if they aren't ``ProfilerStep``; else "".
 
-    A pickle, as for another process, has all facts and not the trace.
+    A pickle, e.g. for another process, has all facts but not the trace.
     """
 
     def __init__(self, trace: Trace, step_range: re.Pattern[str] | None = None) -> None:
@@ -76,7 +76,7 @@ class TraceFacts(LazyFacts):
         return self._timeline
 
     def complete(self) -> TraceFacts:
-        """Compute all facts and let go of the trace, which takes far more memory; returns itself."""
+        """Compute all facts and drop the trace, which takes far more memory; return ``self``."""
         for one in (*(getattr(type(self), name) for name in self.names()), *OUTSIDE):
             self.why_not(one)
         self._timeline = None
@@ -88,7 +88,7 @@ class TraceFacts(LazyFacts):
 
     @fact
     def checks(self) -> tuple[str, ...]:
-        """Sentences on what speaks against believing it."""
+        """Caveats about the trace."""
         return check_trace(self.timeline)
 
     @fact
@@ -171,7 +171,7 @@ class TraceFacts(LazyFacts):
 
     @fact
     def step_account(self) -> StepAccount:
-        """The critical path, what runs and why the GPU is idle, of the same steps."""
+        """The critical path, what runs and why the GPU is idle, for the same steps."""
         return account_for_steps(
             self.timeline,
             self.step_breakdown,
@@ -184,10 +184,9 @@ class TraceFacts(LazyFacts):
 
 
 def _noted(trace: Trace, what: str) -> int | None:
-    """The rank or the world size, as the callback noted it in the trace, or torch did."""
     for key in (TRACE_METADATA_KEY, "distributedInfo"):
         noted: Any = trace.metadata.get(key)
-        if isinstance(noted, str):  # a trace that some tool wrote anew
+        if isinstance(noted, str):  # a trace rewritten by some tool
             try:
                 noted = json.loads(noted)
             except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""UserDefined Summary: the ranges that a user put around own code with ``record_function``."""
+"""UserDefined Summary: the ranges that a user put around code with ``record_function``."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class UserRange(Record, frozen=True, kw_only=True):
     """All calls of the range of one name.
 
     Attributes:
-        is_torch: whether torch wrote it and not the user, judged by its name.
-        calls: how many, those inside another of them included.
-        host: times on the host of the outermost of them.
-        device: time of the device events launched in each of the outermost on its thread, at any depth, added
-            up by call; ``None`` when the trace has no device events.
+        is_torch: whether torch wrote it rather than the user, judging by its name.
+        calls: number of calls, including those nested in another of them.
+        host: host times of the outermost calls.
+        device: summed times of the device events launched in each outermost call on its thread, at any depth;
+            ``None`` without device events.
     """
 
     name: Key[str]
@@ -48,8 +48,8 @@ class UserRangeThread(Record, frozen=True, kw_only=True):
 
     Attributes:
         host_ns: time in which any of the ranges was open.
-        device_ns: time of the device events launched in any of them; ``None`` when the trace has none.
-        ranges: one per name, in no order.
+        device_ns: time of the device events launched in any of them; ``None`` if the trace has none.
+        ranges: one per name, in no particular order.
     """
 
     name: str
@@ -64,7 +64,7 @@ class UserRanges(Record, frozen=True, kw_only=True):
     Attributes:
         threads: at least one.
         steps_ns: time of all steps on the host; ``None`` without steps.
-        device_ns: time of all device events added up; ``None`` when the trace has none.
+        device_ns: summed time of all device events; ``None`` if the trace has none.
     """
 
     threads: tuple[UserRangeThread, ...]
@@ -73,7 +73,7 @@ class UserRanges(Record, frozen=True, kw_only=True):
 
 
 def summarize_user_ranges(timeline: Timeline) -> UserRanges:
-    """Add up the ranges by thread and name; those that other tables are about are left out."""
+    """Add up the ranges by thread and name, without those that other tables cover."""
     trace = timeline.trace
     wanted = timeline.is_annotation.copy()
     wanted[rows_named(trace, np.flatnonzero(wanted), is_shown_elsewhere)] = False

@@ -1,8 +1,8 @@
-"""What the workers of DataLoaders made while a window was recorded, on the clock of its trace.
+"""Batches that DataLoader workers made while a window was recorded, on the trace's clock.
 
-The batches stand in the trace's metadata, by the clock of the training process. That clock was read just
-after the range of each step was opened, and just after it was closed: a reading is later than the begin or
-end in the trace by the difference of the clocks, and a little more. The least of all is the difference.
+The batches are in the trace's metadata, by the training process's clock. That clock was read just after each
+step's range was opened, and just after it was closed: a reading is later than the start or end in the trace
+by the difference of the clocks, and a little more. The smallest of all is the difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_modelprof.run.phases import TRACE_METADATA_KEY
 from lightning_modelprof.run.workers import WorkerBatches
 
 MOST_APART_NS: Final = 200_000
-"""By so much may the middle one of the readings be later than the least; else nothing is said."""
+"""Largest difference between the median and the smallest reading for a reliable match."""
 
 _DAMAGED: Final = "the trace's worker data is damaged"
 _APART: Final = (
@@ -34,16 +34,16 @@ _COLUMNS: Final = WorkerBatches.__struct_fields__
 
 
 class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
-    """The n batches that workers were making while the window was recorded, by loader, worker and begin.
+    """The n batches that workers made while the window was recorded, by loader, worker and start.
 
-    Columns are int64, shape (n,); times are those of the trace and may be before its first event.
+    Columns are int64, shape (n,); times are the trace's and may be before its first event.
 
     Attributes:
-        loader, worker, index, begin_ns, fetched_ns, ready_ns, cpu_ns, samples: as of WorkerBatches.
-        waited_ns: since the worker's batch before; -1 where that is not known.
-        step: number of the step that used it; -1 where that is not known.
-        fetch: row of the fetch in that step; -1 likewise. It got that batch, unless the loop fetches ahead.
-        problem: a clause that says why there are none though workers were looked into; ``""`` otherwise.
+        loader, worker, index, begin_ns, fetched_ns, ready_ns, cpu_ns, samples: as in WorkerBatches.
+        waited_ns: since the worker's previous batch; -1 if unknown.
+        step: number of the step that used it; -1 if unknown.
+        fetch: row of the fetch in that step; -1 if unknown. It got that batch, unless the loop fetches ahead.
+        problem: a clause on why there are none although workers were inspected; ``""`` otherwise.
     """
 
     loader: NDArray[np.int64]
@@ -64,15 +64,13 @@ class MadeBatches(Record, frozen=True, kw_only=True, eq=False):
 
 
 class _Noted(Record, frozen=True, kw_only=True):
-    """What the callback noted in the trace."""
-
     recorded_steps: tuple[Count, ...] = ()
     step_marks: tuple[tuple[Int, Int, Int], ...] = ()
     workers: tuple[tuple[Count, WorkerBatches], ...] | str = ()
 
 
 def find_worker_batches(timeline: Timeline) -> MadeBatches:
-    """The batches of workers that reach into the time of the trace; none where it says nothing of workers."""
+    """Worker batches that reach into the trace's time; none if it has no worker data."""
     ours = timeline.trace.metadata.get(TRACE_METADATA_KEY)
     if not isinstance(ours, dict) or "workers" not in ours:
         return _none()
@@ -106,7 +104,7 @@ def _none(problem: str = "") -> MadeBatches:
 
 
 def _columns(loaders: tuple[tuple[int, WorkerBatches], ...]) -> dict[str, NDArray[np.int64]] | None:
-    """The batches of all loaders, after each other; ``None`` where columns do not fit together."""
+    """The batches of all loaders, concatenated; ``None`` if columns don't fit together."""
     if any(len({len(getattr(made, name)) for name in _COLUMNS}) > 1 for _, made in loaders):
         return None
     columns = {
@@ -121,7 +119,7 @@ def _columns(loaders: tuple[tuple[int, WorkerBatches], ...]) -> dict[str, NDArra
 
 
 def _offset_ns(timeline: Timeline, marks: Mapping[int, tuple[int, int, int]]) -> int | None:
-    """What is to be subtracted from a reading of the clock; ``None`` where the marks do not agree on it."""
+    """Offset to subtract from a clock reading; ``None`` if the marks don't agree on it."""
     steps = timeline.steps
     if steps is None or not steps.has_ranges or len(steps.rows):
         return None
@@ -136,7 +134,6 @@ def _offset_ns(timeline: Timeline, marks: Mapping[int, tuple[int, int, int]]) ->
 
 
 def _waited_ns(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """From the end of the worker's batch before, shape (n,)."""
     waited_ns = np.full(len(columns["worker"]), -1, np.int64)
     same = (np.diff(columns["worker"]) == 0) & (np.diff(columns["loader"]) == 0)
     between_ns = columns["begin_ns"][1:] - columns["ready_ns"][:-1]
@@ -147,15 +144,11 @@ def _waited_ns(columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
 def _used_by(
     timeline: Timeline, in_epoch: Mapping[int, int], columns: Mapping[str, NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The step that used each batch, and the row of its fetch, shape (n,) each; -1 where not known.
+    """The step that used each batch, and the row of its fetch, shape (n,) each; -1 if unknown.
 
-    Batches are delivered in the order of their numbers, so the step has the number of its batch in the
-    epoch. Of several epochs it is the first such step whose fetch ends when the batch is ready, or later.
-    Steps that do not fetch exactly once are left out.
-
-    Args:
-        in_epoch: number of a step → its number in the epoch.
-        columns: of n batches.
+    Batches are delivered in index order, so the step has the number of its batch in the epoch. Of several
+    epochs, it's the first such step whose fetch doesn't end before the batch is ready. Steps that don't fetch
+    exactly once are left out.
     """
     steps, trace = timeline.steps, timeline.trace
     assert steps is not None
