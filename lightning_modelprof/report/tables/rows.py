@@ -55,7 +55,6 @@ def split_ranks(by_rank: Mapping[int, TraceFacts], which: fact[FactT]) -> Ranks[
 
 
 def _listed(ranks: list[int]) -> str:
-    """``rank 3`` or ``ranks 3, 5``."""
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 

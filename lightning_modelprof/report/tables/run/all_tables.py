@@ -69,7 +69,6 @@ def kind_of(table_id: str) -> TableSpec | None:
 
 
 def _main_tables(facts: TraceFacts) -> frozenset[str]:
-    """Return the ids of the trace tables that a short report has, in addition to the Model Summary."""
     # Without a device, the critical path adds little to the phases.
     has_device = facts.get(TraceFacts.idle) is not None
     return frozenset({"device_usage", "critical_path"} if has_device else {"device_usage"})

@@ -285,7 +285,7 @@ def size_text(shapes: Shapes) -> str:
 
 
 def _peak_notes(facts: ModelFlops) -> list[str]:
-    notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
+    notes = [f"Peak of {peak.dtype}: {_flop_rate(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
     shares = (facts.model.share_of_peak, facts.hardware.share_of_peak)
     if any(share is not None and share > 1 for share in shares):
         notes.append(
@@ -298,8 +298,7 @@ def _peak_notes(facts: ModelFlops) -> list[str]:
     return notes
 
 
-def _tera(flops_per_s: float) -> str:
-    """Format a rate in the units of data sheets."""
+def _flop_rate(flops_per_s: float) -> str:
     scale, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
     return f"{flops_per_s / scale:.4g} {unit}"
 

@@ -106,12 +106,10 @@ def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
 
 
 def _own_file(one: OutsideRow) -> str:
-    """Return the file of a user's method; ``""`` for others."""
     return "" if one.place is None or one.place.is_library else one.place.file or ""
 
 
 def _shown(around: OutsideTimes, *, is_before: bool) -> list[OutsideRow]:
-    """Return the actions before or after the loop, with the small ones merged."""
     side = [one for one in around.rows if one.is_before is is_before]
     shown = [one for one in side if around.share(one.whole_ns) >= _MIN_SHARE]
     small = [one for one in side if one not in shown]

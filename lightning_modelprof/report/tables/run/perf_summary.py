@@ -186,6 +186,5 @@ def _advice(facts: Facts) -> str:
 
 
 def _seconds(time_ns: float) -> str:
-    """Round to two digits, or to whole seconds from 10 s."""
     seconds = time_ns / 1e9
     return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

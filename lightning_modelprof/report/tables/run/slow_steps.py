@@ -21,7 +21,6 @@ from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
 def _cpu_wait(slow: SlowStep) -> float | None:
-    """Return the share of the watched time spent waiting for a CPU."""
     return share(slow.cpu_wait_ns, slow.watched_ns)
 
 

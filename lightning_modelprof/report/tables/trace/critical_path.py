@@ -44,7 +44,6 @@ _ROWS: Final = (
 """Depth, cause and label."""
 
 _FEW: Final = 10
-"""Rows shown by default."""
 
 _GRAPH: Final = (
     "The steps are replayed from a dependency graph of kernels, copies, memsets and the CPU work between"
