@@ -49,11 +49,11 @@ def call_flame(facts: Facts) -> FlameGraph:
 
 def boxes_of(tree: CallTree) -> tuple[FlameFrame, ...]:
     frames: list[FlameFrame] = []
-    _add(frames, tree.phases, None, begin=0, depth=0, least=_least(tree))
+    _add(frames, tree.phases, None, begin=0, depth=0, least=_min_width(tree))
     return tuple(frames)
 
 
-def _least(tree: CallTree) -> float:
+def _min_width(tree: CallTree) -> float:
     """Return the width below which boxes are merged. No box is wider than its parent, so none is orphaned."""
     widths: list[int] = []
     nodes = list(tree.phases)
@@ -208,7 +208,6 @@ def flame_of_modules(tree: ModuleTree) -> FlameGraph | None:
 
 
 def _frames(modules: list[ModuleCost], totals: dict[str, int]) -> tuple[FlameFrame, ...]:
-    """Build the modules' boxes, parents before children, siblings in model order."""
     own = dict(totals)
     places = {module.path: place for place, module in enumerate(modules)}
     parents = [

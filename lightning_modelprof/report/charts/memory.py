@@ -121,7 +121,6 @@ def _chart(
 
 
 def _series(curve: MemoryLayers, size: ModelSize | None) -> Iterable[Series]:
-    """Yield the non-empty layers, lowest first."""
     layers = {key: np.array(values) for key, values in zip(LAYERS, curve.layers_bytes, strict=True)}
     if size is not None and curve.is_whole:
         # The model's tensors existed before the window, except optimizer state created in it.
