@@ -84,7 +84,7 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
     for device in different(trace.device.device).tolist():
         idle = find_idle(shared, device, fetches)
         rows = trace.device.event[trace.device.device == device]
-        own = _lane_of(shared, rows, lane_of_event)
+        own = _busiest_lane(shared, rows, lane_of_event)
         here = rows[lane_of_event[rows] == own]
         pieces, piece = _cut(idle.intervals, trace.begin_ns[here[trace.duration_ns[here] == 0]])
         intervals.append(pieces)
@@ -110,8 +110,7 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
     )
 
 
-def _lane_of(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[np.int64]) -> int:
-    """Return the lane of a device's busiest stream, ignoring communication if there's other work."""
+def _busiest_lane(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[np.int64]) -> int:
     rest = rows[~shared.is_communication[rows]]
     chosen = rest if len(rest) else rows
     busy_ns = sum_by(lane_of_event[chosen], shared.trace.duration_ns[chosen], int(lane_of_event.max()) + 1)
@@ -156,7 +155,6 @@ def _details(
     track: NDArray[np.int64],
     threads: dict[int, str],
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Describe each piece: why it's idle, and what the launching thread did."""
     open_at = _mostly_open(shared, intervals, track)
     known: dict[tuple[int, int], int] = {}
     texts: dict[str, int] = {}

@@ -156,7 +156,6 @@ def _reading_order(place: _Place, main: int) -> tuple[int, ...]:
 
 
 def _lane(trace: Trace, place: _Place, main: int, autograd: frozenset[int], *, several: bool) -> Lane:
-    """Label a lane; ``several`` is whether the trace has multiple CPU processes."""
     process, thread = trace.tracks[place.track]
     if place.side == _DEVICE:
         group = device_label(place.device)

@@ -103,7 +103,6 @@ def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _steps(shared: Timeline) -> tuple[tuple[tuple[int, int, int], ...], tuple[str, ...]]:
-    """Return the steps with their device-aware bounds, and notes on them."""
     if shared.steps is None or shared.bounds is None:
         return (), ("The trace has no steps.",)
     bounds = shared.bounds

@@ -97,7 +97,6 @@ def with_workers(
 
 
 def _names(made: MadeBatches) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """Return the distinct batch names, and each batch's index into them, shape (n,)."""
     numbers, place = np.unique(made.index, return_inverse=True)
     return tuple(f"batch {number}" if number >= 0 else "batch" for number in numbers.tolist()), place.reshape(
         -1
