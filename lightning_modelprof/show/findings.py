@@ -205,7 +205,6 @@ def _text(finding: Finding) -> FindingText:
 
 
 def _place(location: Place) -> str:
-    """Return the place, with the line inside it that takes most of its time."""
     text = str(location)
     if location.inner is not None and (inner := str(location.inner)):
         text += f" → {inner} (where most of the time goes)"

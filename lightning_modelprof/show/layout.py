@@ -298,7 +298,6 @@ def _row_names(
 
 
 def _blocks(columns: tuple[Column, ...], strips: list[LayoutColumn]) -> tuple[LayoutGroup, ...]:
-    """Group adjacent columns of the same group; ungrouped columns stay single."""
     keyed = groupby(enumerate(columns), key=lambda item: (item[1].group, None if item[1].group else item[0]))
     blocks = []
     for (group, _), members in keyed:

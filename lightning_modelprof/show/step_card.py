@@ -271,7 +271,6 @@ class _Drawing:
         self._y += _BAR + _GAP
 
     def _axis(self) -> None:
-        """Draw a ruler below the lanes, with ticks at round times."""
         y, wall_ns = self._y - 2, self._card.wall_ns
         step_ns = _round_step(wall_ns, most=3 if self._is_narrow else 7)
         ticks = [number * step_ns for number in range(int(wall_ns / step_ns) + 1)]
@@ -317,7 +316,6 @@ class _Drawing:
         self._y += _LINE
 
     def _idle_lines(self) -> Iterator[tuple[StepPart, str]]:
-        """Yield the causes of GPU idle time, longest first, with the line that it waits for."""
         least_ns = _NOTHING * self._card.wall_ns
         lane = self._card.device
         idle = [

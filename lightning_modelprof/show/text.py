@@ -114,7 +114,6 @@ def _ruled(title: str, grid: Layout) -> list[str]:
 
 
 def _column(block: LayoutGroup) -> tuple[str, ...]:
-    """Return heading and cells, all of the same width."""
     texts = [block.heading, *block.packed(align=True)]
     # A packed column is left-aligned like its heading, because its parts are already aligned.
     is_single_number = len(block.strips) == 1 and block.strips[0].is_number

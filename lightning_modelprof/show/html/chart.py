@@ -103,7 +103,7 @@ def chart_view(chart: Chart) -> ChartView | None:
     write, y_label, scale = _writer(chart, sums)
     notes = [printable(note) for note in chart.notes]
     is_bar = chart.kind == "stacked" and len(chart.x) == 1
-    top, note = _top(chart, sums if chart.kind == "stacked" else list(chain(*known)), write, scale)
+    top, note = _axis_top(chart, sums if chart.kind == "stacked" else list(chain(*known)), write, scale)
     if note and not is_bar:
         notes.append(note)
     floors = _floors(chart, known)
@@ -169,7 +169,6 @@ def _known(value: float | None) -> float:
 
 
 def _colors(chart: Chart) -> list[str]:
-    """Choose the color classes of all series, different ones while there are enough."""
     if len(chart.series) == 1:
         return [nameless_class(0)]
     if chart.kind == "line":
@@ -178,7 +177,6 @@ def _colors(chart: Chart) -> list[str]:
 
 
 def _floors(chart: Chart, known: Sequence[list[float]]) -> list[list[float]]:
-    """Return where each layer starts at each point: on the layers below, or at zero."""
     zeros = [0.0] * len(chart.x)
     if chart.kind != "stacked":
         return [zeros for _ in chart.series]
@@ -190,7 +188,7 @@ def _floors(chart: Chart, known: Sequence[list[float]]) -> list[list[float]]:
     return list(above)
 
 
-def _top(
+def _axis_top(
     chart: Chart, heights: Sequence[float], write: Callable[[float | None], str], scale: float
 ) -> tuple[float, str]:
     """Return the upper end of the axis, and a sentence if it cuts values off."""
@@ -212,7 +210,6 @@ def _curve(chart: Chart, values: Sequence[float | None], top: float) -> str:
 
 
 def _bars(floor: Sequence[float], heights: Sequence[float], top: float) -> str:
-    """Draw bars side by side, without missing and zero values."""
     width = _SIDE / len(heights)
     gap = _GAP * width / 2 if len(heights) <= _FEW else 0.0
     return "".join(
@@ -253,7 +250,6 @@ def _y(value: float, top: float) -> float:
 
 
 def _hover(chart: Chart, sums: Sequence[float], write: Callable[[float | None], str]) -> dict[str, Any]:
-    """Return each point's texts: its place, the layers' values, and their sum if they add up."""
     width, label = point_width(chart), printable(chart.x_label)
     points = []
     for index, x in enumerate(chart.x):

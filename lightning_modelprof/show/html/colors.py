@@ -15,7 +15,7 @@ from lightning_modelprof.record import Record
 
 
 class Meaning(Record, frozen=True):
-    """What a colour stands for.
+    """A color and what it stands for.
 
     Attributes:
         name: CSS name after ``--m-``.
@@ -134,7 +134,6 @@ def colors_css() -> str:
 
 
 def _lines(rules: Sequence[str]) -> str:
-    """Wrap rules into readable lines."""
     spaces = str.maketrans(" ", "\0")  # keeps each rule on one line
     text = " ".join(rule.translate(spaces) for rule in rules)
     return fill(text, 150, break_long_words=False, break_on_hyphens=False).translate({0: " "}) + "\n"

@@ -115,7 +115,6 @@ def _widest(frames: Sequence[FlameFrame], total: float) -> tuple[Sequence[FlameF
 
 
 def _kinds(frames: Sequence[FlameFrame]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
-    """Return each box's class, and the classes with their words for a legend."""
     kinds = [_kind(frame) for frame in frames]
     if not set(kinds) - {"phase", "joined"}:
         return ["phase"] * len(kinds), ()

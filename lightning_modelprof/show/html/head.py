@@ -126,13 +126,11 @@ def _change(change: CodeChange) -> dict[str, Any]:
 
 
 def _goto(slices: Slices) -> dict[str, str]:
-    """Link to the dashboard's timeline."""
     find = {key: value for key, value in (("name", slices.name), ("kind", slices.kind)) if value}
     return {"to": json.dumps({"view": "trace", "find": find}), "name": printable(slices.name or slices.kind)}
 
 
 def _location(place: Place) -> dict[str, Any]:
-    """Return ``file:line``, as editors understand it, with its function and related places."""
     inner, call = (
         None if one is None else {"file": one.at, "where": one.where} for one in (place.inner, place.call)
     )

@@ -111,14 +111,13 @@ def _environment() -> Environment:
         loader=FileSystemLoader(SHARED_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
-        bytecode_cache=_compiled(),
+        bytecode_cache=_template_cache(),
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
-def _compiled() -> FileSystemBytecodeCache | None:
-    """Return a template cache next to this module's bytecode; ``None`` if Python writes no bytecode."""
+def _template_cache() -> FileSystemBytecodeCache | None:
     if sys.dont_write_bytecode:
         return None
     folder = Path(cache_from_source(__file__)).parent
@@ -126,10 +125,10 @@ def _compiled() -> FileSystemBytecodeCache | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return _Compiled(str(folder))
+    return _TemplateCache(str(folder))
 
 
-class _Compiled(FileSystemBytecodeCache):
+class _TemplateCache(FileSystemBytecodeCache):
     """Compiles templates again if it can't cache them."""
 
     def load_bytecode(self, bucket: Bucket) -> None:

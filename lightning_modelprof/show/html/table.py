@@ -160,17 +160,14 @@ def _with_bar(cell: CellView, bar: ChangeBar | None) -> CellView:
 
 
 def _values(rows: Sequence[RowView], number: int) -> list[float | None]:
-    """Return a page column's values, in the top rows."""
     return [row.cells[number - 1].value for row in rows if row.depth == 0]
 
 
 def _has_any(rows: Sequence[RowView], number: int) -> bool:
-    """Whether a page column has any content."""
     return any(row.cells[number - 1].text and not row.cells[number - 1].is_missing for row in rows)
 
 
 def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
-    """Return names with the units of the raw numbers, if these change by row."""
     if not table.row_units or all(column.unit is not Unit.BY_ROW for column in table.columns):
         return [""] * len(places)
     return [with_raw_unit(printable(str(table.rows[place][0])), table.row_units[place]) for place in places]

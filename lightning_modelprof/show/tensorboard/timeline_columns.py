@@ -207,7 +207,6 @@ def _pack(timeline: DrawnTimeline) -> bytes:
 
 
 def _rows(timeline: DrawnTimeline) -> list[list[int]]:
-    """Return lane, depth and number of slices of each row that has any."""
     starts = np.flatnonzero(_begins_row(timeline.lane, timeline.depth))
     counts = np.diff(starts, append=len(timeline))
     rows: list[list[int]] = np.column_stack((timeline.lane[starts], timeline.depth[starts], counts)).tolist()
@@ -215,7 +214,6 @@ def _rows(timeline: DrawnTimeline) -> list[list[int]]:
 
 
 def _begins_row(lane: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return whether each slice is the first of its lane and depth, shape (n,)."""
     begins: NDArray[np.bool_] = (np.diff(lane, prepend=-1) != 0) | (np.diff(depth, prepend=-1) != 0)
     return begins
 

@@ -16,7 +16,6 @@ from lightning_modelprof.units import DASH
 
 
 def _width(stream: IO[str]) -> int:
-    """Return the terminal's columns, 80 if unknown."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)

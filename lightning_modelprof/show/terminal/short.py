@@ -42,7 +42,6 @@ _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
 """Shares of the step below which parts of the bar are merged, tried in turn."""
 
 _SHOWN_FIRST: Final = (WARNING, "Steps", NOT_DONE)
-"""Facts on the first screen."""
 
 _MOST_SHOWN: Final = 4
 _MOST_OTHERS: Final = 4
@@ -121,7 +120,6 @@ class _Short:
         return self._width - 2 * self._is_plain
 
     def head(self) -> Iterator[str]:
-        """Yield the verdict, warnings, the step to scale, and the speed."""
         verdict, paint = self._report.verdict, self._screen.paint
         if verdict is None:
             return
@@ -140,7 +138,6 @@ class _Short:
         yield from self._wrap(speed_line(self._report))
 
     def findings(self, room: int) -> Iterator[str]:
-        """Yield what the checks found in at most ``room`` lines, with the number of findings left out."""
         found = [one for one in self._report.findings if one.status is Status.FOUND]
         if not found:
             asked = sum(one.status is Status.CLEAN for one in self._report.findings)
@@ -160,7 +157,6 @@ class _Short:
             yield from lines
 
     def tail(self) -> Iterator[str]:
-        """Yield other traces, the slowest modules, the profiler's overhead, and other loops."""
         others = [printable(value) for label, value in self._report.facts if label == OTHER_TRACES]
         for other in others[:_MOST_OTHERS]:
             first, *rest = self._wrap(other)
@@ -252,7 +248,6 @@ class _Short:
         return []
 
     def _body(self, places: Sequence[tuple[str, str]], text: str) -> list[str]:
-        """Wrap the first place and the text; the place is a link if the terminal supports links."""
         place, target = places[0] if places else ("", "")
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         lines = self._wrap(f"{place}{more} · {text}" if place else text, _INDENT)
@@ -261,7 +256,6 @@ class _Short:
         return [_INDENT + line for line in lines]
 
     def _change(self, change: CodeChange | None) -> list[str]:
-        """Return the lines that a diff removes and adds, below their place; empty without a diff."""
         if change is None or not change.diff:
             return []
         where = _near(f"{change.file}:{change.line}")

@@ -163,7 +163,6 @@ def _columns(block: LayoutGroup, free: int) -> list[_Column]:
 
 
 def _draw(columns: list[_Column], depths: tuple[int, ...], screen: Screen) -> Iterator[str]:
-    """Draw one panel: headings, a rule, rows; lines wider than the screen are cut."""
     paint, has_groups = screen.paint, any(column.group for column in columns)
     drawn = []
     for column in columns:
