@@ -192,7 +192,6 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
 
 
 def _words(selection: Selection) -> dict[str, str]:
-    """Return this run's words for a step and its samples."""
     info = None if selection.run is None else selection.run.report.summary.run
     loop = loop_of("" if info is None else info.loop)
     samples = "samples" if info is None else printable(info.sample_unit)
@@ -251,7 +250,6 @@ def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
 
 
 def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
-    """Explain why two sides have nothing to compare, and what to do."""
     chosen = [
         (one.run_name, one.selection.run_tag, one.selection.window_tag, one.selection.rank)
         for one in (before, after)

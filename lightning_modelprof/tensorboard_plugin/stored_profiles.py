@@ -23,7 +23,6 @@ from lightning_modelprof.show.tensorboard.profile_blob import (
 )
 
 TRACES: Final = "traces"
-"""Folder of traces in a run's directory."""
 
 _TRACE_NAME: Final = re.compile(r"\w[\w.-]*\.pt\.trace\.json(\.gz)?", re.ASCII)
 
@@ -116,7 +115,7 @@ class StoredProfiles:
         )
         return {
             run: sorted((_entry(tag, one) for tag, one in tags.items()), key=lambda entry: entry.wall_time)
-            for run, tags in sorted(series.items(), key=lambda named: _in_numbers(named[0]))
+            for run, tags in sorted(series.items(), key=lambda named: _natural_order(named[0]))
             if tags
         }
 
@@ -182,6 +181,6 @@ def _entry(tag: str, series: Any) -> Entry:
     return Entry(tag=tag, wall_time=series.max_wall_time, head=head, problem=problem)
 
 
-def _in_numbers(name: str) -> list[tuple[int, str]]:
-    """Sort version_2 before version_10, as TensorBoard does."""
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """As TensorBoard sorts: version_2 before version_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -92,7 +92,6 @@ def render_comparison(report: Report) -> dict[str, Any]:
 
 
 def _head(selection: Selection) -> str:
-    """Write verdict, key figures, findings and what ran."""
     report = selection.main_report
     above, below = (verdict_html, step_card_html, figures_html), (facts_html, settings_html)
     found = findings_html(report, has_slices=selection.has_slices)
@@ -100,7 +99,6 @@ def _head(selection: Selection) -> str:
 
 
 def _figures(selection: Selection) -> str:
-    """Write the run's key figures, next to those of a range of its steps."""
     figures = "" if selection.run_report is None else figures_html(selection.run_report)
     return figures and f"<section><h2>Whole run</h2>{figures}</section>"
 
@@ -110,7 +108,6 @@ def _notes(selection: Selection) -> str:
 
 
 def _needs_window(selection: Selection) -> str:
-    """Explain what to do if a view shows little without a profiler window."""
     return "" if selection.window is not None else f'<p class="empty">{escape(_NO_WINDOW)}</p>'
 
 
@@ -149,7 +146,6 @@ def _every_table(selection: Selection) -> list[Table]:
 def _filled(
     tables: Sequence[Table], *, is_folded: bool = False, has_timeline: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the data of tables with rows; the others are listed below."""
     return [
         table_data(table, is_folded=is_folded, no_slices=_no_slices(table) if has_timeline else None)
         for table in tables
