@@ -69,7 +69,7 @@ _WAITS_FOR: Final = {
 
 @trace_table(HOST_WAITS, "launch", TraceFacts.host_waits)
 def host_waits_table(ranks: Ranks[HostWaits]) -> Table:
-    """List each place that waits, over all ranks, and the idle time with another cause for the late CPU."""
+    """List each place that waits, over all ranks, and the GPU idle time from a CPU late without a wait."""
     fact = pool_host_waits(list(ranks.found.values()))
     count = fact.num_steps
     in_model = fact.launch_ns != fact.late_ns
