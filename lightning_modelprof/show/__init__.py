@@ -1,1 +1,1 @@
-"""How a report is shown: text, terminal, JSON, TensorBoard. Sees a Report and nothing else."""
+"""Outputs of a report: text, terminal, notebook, HTML, JSON, TensorBoard. They only see a Report."""

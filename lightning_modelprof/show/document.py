@@ -1,7 +1,7 @@
-"""A report as one typed document: what report.json holds.
+"""A report as one typed document: the contents of report.json.
 
-Everything that a person reads is here as text, exactly as the page and the terminal show it, beside the raw
-number that it was written from. So whoever draws a document needs no rule for writing numbers.
+All text that people read is here, exactly as pages and terminals show it, next to the raw number that it was
+formatted from. So code that draws a document doesn't have to format numbers.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from lightning_modelprof.show.layout import all_rows
 from lightning_modelprof.units import format_amount, percent
 
 SCHEMA_VERSION: Final[Literal[2]] = 2
-"""Version of the document; raised when a reader of the old one would go wrong. run.json has its own."""
+"""Version of the document, increased by incompatible changes. run.json has its own."""
 
 
 class Shown(Record, frozen=True):
-    """What a reader sees, and the number or the whole name behind it.
+    """A displayed text, and the number or the whole name behind it.
 
     Attributes:
-        text: as shown, in the unit that the heading says.
-        value: durations in nanoseconds, shares as fractions; ``null`` where nothing was measured.
+        text: as displayed, in the heading's unit.
+        value: durations in nanoseconds, shares as fractions; ``null`` if not measured.
     """
 
     text: str
@@ -62,8 +62,8 @@ class Row(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         cells: by column key.
         depth: indentation level, in trees.
-        unit: of the cells in columns whose unit is ``by_row``.
-        better: whether less or more of its figure is better, where the table says so.
+        unit: unit of the cells in columns whose unit is ``by_row``.
+        better: whether less or more of the row's figure is better, if the table has that.
     """
 
     cells: dict[str, Shown]
@@ -77,12 +77,12 @@ class ColumnHead(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: stable name, ``snake_case``.
-        label: heading as shown, which says the unit unless it's the table's ``time_unit``.
-        unit: of the values.
-        group: heading that it shares with its neighbours.
-        adds_up: whether cells of any rows (in a tree, of those at its top) may be summed.
+        label: heading as displayed, including the unit unless it's the table's ``time_unit``.
+        unit: unit of the values.
+        group: heading shared with adjacent columns.
+        adds_up: whether cells of any rows (in a tree, of those at its top) can be summed.
         change: ``bar`` for changes, ``bound`` for bounds of changes; both texts have signs.
-        is_main: whether a page shows it at first; where no column says so, it shows all.
+        is_main: whether a page shows it at first; if no column is main, it shows all.
         definition: what it means.
     """
 
@@ -100,9 +100,9 @@ class TableDocument(Record, frozen=True, kw_only=True):
     """One table, with all its rows.
 
     Attributes:
-        time_unit: what the texts of durations count; ``null`` without durations.
-        rows: empty if ``absent_reason`` says why there are none.
-        row_limit: most rows that a person is to be shown at first; ``null`` leaves it to who draws them.
+        time_unit: unit of the durations' texts; ``null`` without durations.
+        rows: empty if there's an ``absent_reason``.
+        row_limit: maximum rows to show at first; ``null`` leaves it to the output.
         is_detail: whether a page folds it at first.
     """
 
@@ -122,11 +122,11 @@ class Location(Record, frozen=True, kw_only=True):
     """A place in source code.
 
     Attributes:
-        at: such as ``train.py:40``, as editors understand it.
+        at: ``file:line`` as editors understand it, such as ``train.py:40``.
         where: such as ``in Net.training_step``.
         file, line, function, module, package, is_library, is_exact: as measured.
-        inner: the line at which most of this line's time is spent.
-        call: the user's own line that led to this code of a library's.
+        inner: line that takes most of this line's time.
+        call: line of the user's code that led to this library code.
     """
 
     at: str
@@ -143,7 +143,7 @@ class Location(Record, frozen=True, kw_only=True):
 
 
 class EvidenceDocument(Record, frozen=True, kw_only=True):
-    """One number that a finding rests on."""
+    """A number that a finding is based on."""
 
     label: str
     text: str
@@ -152,19 +152,19 @@ class EvidenceDocument(Record, frozen=True, kw_only=True):
 
 
 class FindingDocument(Record, frozen=True, kw_only=True):
-    """What one rule says of one thing.
+    """One result of a rule.
 
     Attributes:
         kind: stable code, such as ``input_bound``.
-        saving: what it could save per step; ``null`` if that isn't known.
+        saving: what it could save per step; ``null`` if unknown.
         saving_is: whether that is the saving (``""``) or only a bound of it.
-        share: the saving as a share of what it is in; ``null`` as above.
-        share_of: ``step`` where the time is in each clean step, ``loop`` where it is between or around them.
-        phases: that the saving is in; empty if it may be in any.
+        share: the saving as a share of ``share_of``; ``null`` if unknown.
+        share_of: ``step`` for time in each clean step, ``loop`` for time between or around them.
+        phases: phases that contain the saving; empty if any may.
         locations: most expensive first.
-        evidence: the most telling first.
-        change: what to write; ``null`` where that isn't known.
-        slices: where it is seen in a timeline; the first that there are.
+        evidence: most telling first.
+        change: what to write; ``null`` if unknown.
+        slices: where a timeline shows it; use the first that exist.
         passes: what changed it after its rule.
         definition: what the rule checks.
     """
@@ -194,8 +194,8 @@ class VerdictDocument(Record, frozen=True, kw_only=True):
     Attributes:
         kind: stable code, such as ``input_bound``.
         text: the whole line, as the terminal prints it.
-        summary: its sentence alone.
-        accounted_ratio: share of the wall time that is in named phases; ``null`` if that isn't known.
+        summary: only its sentence.
+        accounted_ratio: share of the wall time in named phases; ``null`` if unknown.
     """
 
     kind: str
@@ -216,12 +216,12 @@ class Document(Record, frozen=True, kw_only=True):
     """A whole report.
 
     Attributes:
-        title: one line that says what ran.
-        verdict: ``null`` if nothing was diagnosed.
+        title: one line on what ran.
+        verdict: ``null`` without a diagnosis.
         facts: the head of the report, in order.
         findings: each rule's result, found ones first.
         step_card: the mean step; ``null`` if no step was measured.
-        summary: the figures of the report, raw.
+        summary: the report's raw figures.
         tables: by id, in reading order.
         notes: what wasn't measured and why, and what was left out.
     """
@@ -240,10 +240,10 @@ class Document(Record, frozen=True, kw_only=True):
 
 
 def document_of(report: Report) -> Document:
-    """Write every text of a report.
+    """Write all texts of a report.
 
     Raises:
-        ValueError: when two tables or two columns have the same key: one of them would silently be lost.
+        ValueError: if two tables or two columns have the same key, because one would silently be lost.
     """
     _check_unique("table ids", [table.id for table in report.tables])
     return Document(
@@ -379,8 +379,8 @@ def _check_unique(what: str, keys: list[str]) -> None:
 def render_json(report: Report) -> bytes:
     """Write the report's document as indented UTF-8 JSON, the same bytes for the same report.
 
-    A number that is not finite is written as ``null``: JSON has no NaN, and one bad division must not
-    cost the whole report of a run that took a day.
+    Non-finite numbers become ``null``: JSON has no NaN, and one bad division must not cost the report of a
+    run that took a day.
 
     Args:
         report: what to write.
@@ -389,22 +389,22 @@ def render_json(report: Report) -> bytes:
         One JSON object and a newline.
 
     Raises:
-        ValueError: when two tables or two columns have the same key: one of them would silently be lost.
-        TypeError: when the configuration holds something that is not a plain JSON value.
+        ValueError: if two tables or two columns have the same key, because one would silently be lost.
+        TypeError: if the configuration has something that isn't a plain JSON value.
     """
     document = document_of(report)
     try:
         return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
     except (UnicodeEncodeError, OverflowError):
-        # Half a surrogate pair, as in some file names, has no UTF-8; its backslash form is valid JSON.
-        # Nor does msgspec write whole numbers of more than 64 bits.
+        # An unpaired surrogate, as in some file names, has no UTF-8 form; its backslash form is valid JSON.
+        # msgspec also can't write integers of more than 64 bits.
         plain = _finite(msgspec.to_builtins(document))
         text = json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False)
         return (text + "\n").encode("utf-8", "backslashreplace")
 
 
 def _finite(value: Any) -> Any:
-    """The same value with ``null`` in place of NaN and infinities, at any depth."""
+    """Replace NaN and infinities with ``null``, at any depth."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

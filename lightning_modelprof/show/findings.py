@@ -1,4 +1,4 @@
-"""The verdict and the findings in words, the same in every output that writes text."""
+"""The verdict and the findings in words, the same in every text output."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from lightning_modelprof.units import (
 )
 
 MOST_FIGURES = 4
-"""Figures that are shown with a finding; the others are folded or left out."""
+"""Figures shown with a finding; others are folded or left out."""
 
 _MAX_PLACES = 3
-"""Places that are written for each finding; files have all."""
+"""Places shown per finding; files have all."""
 
 _NAMED = 0.90
-"""Share of the wall time in named phases that goes without saying."""
+"""Share of the wall time in named phases that needs no mention."""
 
 _WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "WARNING", Severity.INFO: "HINT"}
 
@@ -43,9 +43,9 @@ class FindingText(Record, frozen=True):
     """One finding, line by line.
 
     Attributes:
-        head: how much it matters, what it is, and what it saves.
-        severity: ``None`` where too little is known to judge.
-        lines: the facts, what to do, the telling figures, where.
+        head: severity, title, and saving.
+        severity: ``None`` if too little is known to judge.
+        lines: the facts, the action, the key figures, the places.
     """
 
     head: str
@@ -54,7 +54,7 @@ class FindingText(Record, frozen=True):
 
 
 def verdict_word(verdict: Verdict) -> str:
-    """Its kind as a person reads it: ``INPUT-BOUND``, ``CANNOT TELL``."""
+    """Return its kind for readers: ``INPUT-BOUND``, ``CANNOT TELL``."""
     return printable(verdict.word)
 
 
@@ -65,7 +65,7 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def little_named(verdict: Verdict) -> str:
-    """How much of the wall time is in named phases, where that is little; else ``""``."""
+    """Return how much of the wall time is in named phases if that's little, else ``""``."""
     named = verdict.accounted_ratio
     return (
         ""
@@ -75,11 +75,11 @@ def little_named(verdict: Verdict) -> str:
 
 
 def brief_line(report: Report, place: str = "") -> str:
-    """The report in one line: what it is of, how fast, why, and where it is.
+    """Write the report in one line: its title, speed, verdict and place.
 
     Args:
-        report: of a run, of traces or of a comparison.
-        place: of its files; ``""`` for none.
+        report: a report on a run, on traces or on a comparison.
+        place: where its files are; ``""`` for none.
     """
     words = [report.title]
     if report.summary.run is not None:
@@ -92,7 +92,7 @@ def brief_line(report: Report, place: str = "") -> str:
 
 
 def brief_lines(report: Report) -> list[str]:
-    """A line for the report, and one for each group of traces that has a verdict of its own."""
+    """Return a line for the report, and one for each other group of traces with a verdict."""
     others = [f"lightning-modelprof: {value}" for label, value in report.facts if label == OTHER_TRACES]
     damaged = [one for one in report.summary.traces if one.is_damaged]
     damage = "".join(f" Warning: {one.source}: {one.checks[0]}" for one in damaged)
@@ -100,7 +100,7 @@ def brief_lines(report: Report) -> list[str]:
 
 
 def list_line(report: Report, place: str) -> str:
-    """A saved run in one line: when, model, how fast, verdict, directory."""
+    """Write a saved run in one line: time, model, speed, verdict, directory."""
     run = report.summary.run
     assert run is not None
     verdict = "" if report.verdict is None else verdict_word(report.verdict)
@@ -115,7 +115,7 @@ def list_line(report: Report, place: str) -> str:
 
 
 def _rate(summary: Summary) -> str:
-    """The steps per second with their error: ``19.7 ± 0.9 steps/s``; ``""`` where there are none."""
+    """Return the steps per second with their error, ``19.7 ± 0.9 steps/s``; ``""`` if there are none."""
     rate = None if summary.benchmark is None else summary.benchmark.steps_per_s
     if summary.run is None or rate is None or not rate.avg:
         return ""
@@ -123,7 +123,7 @@ def _rate(summary: Summary) -> str:
 
 
 def speed_line(report: Report) -> str:
-    """How fast, how sure that is, and over what."""
+    """Return the speed, its uncertainty, and what it covers."""
     run, figures = report.summary.run, report.summary.benchmark
     title = printable(report.title).removeprefix("lightning-modelprof: ")
     words = []
@@ -141,7 +141,7 @@ def speed_line(report: Report) -> str:
 
 
 def saving_text(finding: Finding) -> str:
-    """What it could save: ``−12.3 ms/step``, ``up to −12% of the loop``, or ``""`` if it isn't known."""
+    """Return the possible saving: ``−12.3 ms/step``, ``up to −12% of the loop``, or ``""`` if unknown."""
     saving = finding.saving_ns_per_step
     if saving is None:
         return ""
@@ -154,30 +154,29 @@ def saving_text(finding: Finding) -> str:
 
 
 def shown_evidence(finding: Finding) -> tuple[Evidence, ...]:
-    """The most telling figures of a finding, which are shown with it; report.json has all."""
+    """Return a finding's key figures, which are shown with it; report.json has all."""
     return tuple(one for one in finding.evidence if one.value is not None)[:MOST_FIGURES]
 
 
 def evidence_text(finding: Finding) -> str:
-    """The most telling figures in one line."""
     return " · ".join(f"{one.label} {format_amount(one.value, one.unit)}" for one in shown_evidence(finding))
 
 
 def found_texts(findings: Sequence[Finding]) -> Iterator[FindingText]:
-    """Those that were found, in their order."""
+    """Yield the texts of the findings, in their order."""
     for finding in findings:
         if finding.status is Status.FOUND:
             yield _text(finding)
 
 
 def passed_line(findings: Sequence[Finding]) -> str:
-    """The healthy states of the checks that passed; ``""`` if none did."""
+    """List the healthy states of the passed checks; ``""`` if there are none."""
     names = [one.title for one in findings if one.status is Status.CLEAN]
     return f"Passed: {' · '.join(names)}." if names else ""
 
 
 def summary_line(findings: Sequence[Finding]) -> str:
-    """How many checks have which result; ``""`` without checks."""
+    """Count the checks by result; ``""`` without checks."""
     if not findings:
         return ""
     found, clean, silent = (
@@ -206,7 +205,6 @@ def _text(finding: Finding) -> FindingText:
 
 
 def _place(location: Place) -> str:
-    """The place, and with it the line inside of it that takes most of its time."""
     text = str(location)
     if location.inner is not None and (inner := str(location.inner)):
         text += f" → {inner} (where most of the time goes)"

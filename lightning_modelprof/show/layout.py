@@ -1,7 +1,7 @@
-"""A table as strings: the step that the text, terminal and markdown outputs share.
+"""A table as strings, the step that the outputs share.
 
-Here columns of one group become a block, names are indented by their depth's number only, and long tables
-are cut; how a block is drawn is the business of each output.
+Columns of one group become a block, names keep their indentation level, and long tables are cut; each output
+draws the blocks in its own way.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from lightning_modelprof.report.model import Cell, Column, Table, TimeUnit, Unit
 from lightning_modelprof.units import DASH, choose_time_unit, format_cell, heading, signed
 
 NAME_LIMIT = 64
-"""Characters of a text cell; a templated CUDA kernel has hundreds."""
+"""Characters of a text cell; a templated CUDA kernel's name has hundreds."""
 
 FIRST_ROWS = 100
-"""Rows that a page shows at first, of a table that does not say how many."""
+"""Rows that a page shows at first, for tables without a limit of their own."""
 
 SEPARATOR = " / "
 
 ELLIPSIS = "…"
 
 _AFTER_ARGUMENTS = re.compile(r"(?: const)?(?: \[clone [^\]]*\])*$")
-"""What a demangled C++ function may have behind its arguments."""
+"""What a demangled C++ function can have after its arguments."""
 
 _NAMESPACE = re.compile(r"(?:\b\w+|\(anonymous namespace\))::")
 
@@ -42,8 +42,8 @@ class LayoutColumn(Record, frozen=True):
     """One column of strings.
 
     Attributes:
-        label: the heading, unit included.
-        unit: what its cells are, which decides how they are aligned.
+        label: heading, including the unit.
+        unit: unit of the cells, which decides their alignment.
         cells: one string per row.
     """
 
@@ -53,7 +53,7 @@ class LayoutColumn(Record, frozen=True):
 
     @property
     def is_number(self) -> bool:
-        """Whether its heading belongs to the right."""
+        """Whether its heading is right-aligned."""
         return self.unit is not Unit.TEXT
 
     @property
@@ -62,14 +62,14 @@ class LayoutColumn(Record, frozen=True):
         return all(cell == DASH for cell in self.cells)
 
     def aligned(self) -> tuple[str, ...]:
-        """The cells filled up to one width, with the decimal points of numbers below each other.
+        """Pad the cells to one width, with the decimal points of numbers aligned.
 
-        A column may hold ``12.64`` and ``0.000250``: aligned at the right, the smaller would look larger.
+        A column may have ``12.64`` and ``0.000250``: right-aligned, the smaller would look larger.
         """
         if not self.is_number:
             return align_left(self.cells)
         if self.unit is Unit.BY_ROW:
-            # Seconds above samples: their decimal points have nothing to do with each other.
+            # Seconds above samples have no common decimal point.
             return align_right(self.cells)
         matches = [_INTEGER_PART.match(cell) for cell in self.cells]
         ends = [
@@ -82,14 +82,14 @@ class LayoutColumn(Record, frozen=True):
 
 
 class LayoutGroup(Record, frozen=True):
-    """Neighbouring columns of one group, or a single column without a group."""
+    """Adjacent columns of one group, or a single column without a group."""
 
     group: str | None
     strips: tuple[LayoutColumn, ...]
 
     @property
     def heading(self) -> str:
-        """The block's heading in Paddle's words: ``CPU Total / Avg / Max / Min / Ratio(%)``."""
+        """The block's heading in Paddle's format: ``CPU Total / Avg / Max / Min / Ratio(%)``."""
         labels = SEPARATOR.join(strip.label for strip in self.strips)
         return f"{self.group} {labels}" if self.group else labels
 
@@ -98,14 +98,14 @@ class LayoutGroup(Record, frozen=True):
         return self.group is not None and all(strip.is_empty for strip in self.strips)
 
     def packed(self, *, align: bool) -> tuple[str, ...]:
-        """One string per row, ``138.99 / 12.64 / 17.91``; a single dash where nothing was measured.
+        """Join each row's cells, ``138.99 / 12.64 / 17.91``; a single dash if nothing was measured.
 
         Args:
-            align: whether the parts are padded, so that the slashes stand below each other.
+            align: whether to pad the parts, so that the slashes are aligned.
         """
         shown = [strip.aligned() if align else strip.cells for strip in self.strips]
         return tuple(
-            # A dash says as much as five of them.
+            # One dash is as clear as five.
             cells[0] if all(cell.strip() == DASH for cell in cells) else SEPARATOR.join(cells)
             for cells in zip(*shown, strict=True)
         )
@@ -118,8 +118,8 @@ class Layout(Record, frozen=True):
         names: the first column.
         depths: indentation level of each name.
         blocks: all other columns.
-        time_unit: the unit of the duration columns; ``None`` without one.
-        notes: the table's notes, after one that says how many rows were cut, if any were.
+        time_unit: unit of the duration columns; ``None`` without any.
+        notes: the table's notes, after one on how many rows were cut, if any were.
     """
 
     names: LayoutColumn
@@ -133,10 +133,10 @@ class Layout(Record, frozen=True):
 
 
 def build_layout(table: Table, *, max_rows: int) -> Layout:
-    """Write every cell of the rows that are shown; the time unit is one for the whole table.
+    """Format every cell of the shown rows, with one time unit for the whole table.
 
     Args:
-        max_rows: most rows of a table that does not say itself how many; see ``shown_rows``.
+        max_rows: maximum rows of a table without a limit of its own; see ``shown_rows``.
     """
     limit = max_rows if table.row_limit is None else table.row_limit
     shown = shown_rows(table, limit)
@@ -166,7 +166,7 @@ def build_layout(table: Table, *, max_rows: int) -> Layout:
 
 
 def all_rows(table: Table) -> Layout:
-    """The same of every row, in the unit of time that the rows have which a page shows at first."""
+    """Format every row, in the time unit of the rows that a page shows at first."""
     first = shown_rows(table, FIRST_ROWS if table.row_limit is None else table.row_limit)
     time_unit = table.time_unit or _time_unit(table, first)
     return build_layout(replace(table, time_unit=time_unit, row_limit=None), max_rows=len(table.rows))
@@ -182,26 +182,26 @@ def _time_unit(table: Table, rows: Sequence[int]) -> TimeUnit:
 
 
 def shown_rows(table: Table, limit: int) -> Sequence[int]:
-    """The rows that a person sees: the first ``limit``, and in a tree the first ``limit`` below each row.
+    """Return the rows that people see: the first ``limit``, in trees the first ``limit`` below each row.
 
-    So a row that is shown has its children, a single row at the top does not use up the limit, and of every
-    thread or operator there is something.
+    So a shown row has its children, a single row at the top doesn't use up the limit, and each thread or
+    operator has some rows.
     """
     if not table.depths:
         return range(min(limit, len(table.rows)))
     shown = []
-    num_siblings: list[int] = []  # by depth, below the rows that the current one is in
+    num_siblings: list[int] = []  # by depth, below the current row's ancestors
     for row, depth in enumerate(table.depths):
         num_siblings[depth + 1 :] = []
         num_siblings += [0] * (depth + 1 - len(num_siblings))
         num_siblings[depth] += 1
-        if max(num_siblings) <= limit:  # nor is it below a row that is hidden
+        if max(num_siblings) <= limit:  # so no ancestor is hidden either
             shown.append(row)
     return shown
 
 
 def part_absent(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
-    """Take out the tables that are absent for one and the same reason, and say so in one sentence each.
+    """Take out the tables that are absent for the same reason, with one sentence per reason.
 
     Returns:
         The other tables, in order, and the sentences.
@@ -216,7 +216,7 @@ def part_absent(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
 
 
 def display_width(text: str) -> int:
-    """Terminal cells of a text: Chinese and Japanese characters take two, combining marks none."""
+    """Return the terminal cells of a text: Chinese and Japanese characters take two, combining marks none."""
     if text.isascii():
         return len(text)
     return sum(
@@ -226,12 +226,12 @@ def display_width(text: str) -> int:
 
 
 def align_left(texts: Sequence[str]) -> tuple[str, ...]:
-    """Fill up at the right to the width of the longest."""
+    """Pad on the right to the longest text's width."""
     return tuple(text + space for text, space in _spaces(texts))
 
 
 def align_right(texts: Sequence[str]) -> tuple[str, ...]:
-    """Fill up at the left to the width of the longest."""
+    """Pad on the left to the longest text's width."""
     return tuple(space + text for text, space in _spaces(texts))
 
 
@@ -242,7 +242,7 @@ def _spaces(texts: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def center(text: str, width: int, fill: str = " ") -> str:
-    """Centre in a width in terminal cells."""
+    """Center in a width of terminal cells."""
     missing = max(0, width - display_width(text))
     left = missing // 2
     return fill * left + text + fill * (missing - left)
@@ -271,7 +271,7 @@ def _unit(table: Table, row: int, column: Column) -> Unit:
 def _texts(
     values: Sequence[Cell], units: Sequence[Unit], time_unit: TimeUnit, *, is_change: bool
 ) -> tuple[str, ...]:
-    """The cells of one column; C++ functions lose their arguments unless these tell two of them apart."""
+    """Format one column; C++ functions lose their arguments unless only these tell two of them apart."""
     names = {value: without_signature(value) for value in values if isinstance(value, str)}
     uses = Counter(names.values())
     plain = {value: name if uses[name] == 1 else value for value, name in names.items()}
@@ -288,7 +288,7 @@ def _texts(
 def _row_names(
     table: Table, shown: Sequence[int], names: tuple[str, ...], time_unit: TimeUnit
 ) -> tuple[str, ...]:
-    """Where units change by row, the row's name says its unit: ``batch_cost (ms)``."""
+    """Append each row's unit to its name if units change by row: ``batch_cost (ms)``."""
     if not table.row_units or not any(column.unit is Unit.BY_ROW for column in table.columns):
         return names
     return tuple(
@@ -298,7 +298,6 @@ def _row_names(
 
 
 def _blocks(columns: tuple[Column, ...], strips: list[LayoutColumn]) -> tuple[LayoutGroup, ...]:
-    """Put neighbouring columns of the same group together; ungrouped columns stay single."""
     keyed = groupby(enumerate(columns), key=lambda item: (item[1].group, None if item[1].group else item[0]))
     blocks = []
     for (group, _), members in keyed:
@@ -308,16 +307,16 @@ def _blocks(columns: tuple[Column, ...], strips: list[LayoutColumn]) -> tuple[La
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a long name: cut out its middle, because kernels and modules differ at both ends.
+    """Shorten a long name by cutting its middle, because kernels and modules differ at both ends.
 
-    What C++ adds goes first, as far as is needed: namespaces, then the arguments of template arguments, then
-    all of them: ``at::sum<at::Add<float>, 4>``, ``sum<Add<float>, 4>``, ``sum<Add<…>, 4>``, ``sum<…>``.
+    C++ details go first, as needed: namespaces, then the arguments of template arguments, then all template
+    arguments: ``at::sum<at::Add<float>, 4>``, ``sum<Add<float>, 4>``, ``sum<Add<…>, 4>``, ``sum<…>``.
     """
     if len(text) > limit and (text.count("::") > 1 or _TEMPLATE.search(text)):
         text = _NAMESPACE.sub("", text).replace("> >", ">>")
         if len(text) > limit:
             text = _without_templates(text, 2)
-        # Much too long still: the whole name of the function says more than one end of its arguments.
+        # If it's still much too long, the function's whole name is better than one end of its arguments.
         if len(text) > 1.5 * limit and text.find("<") > limit // 2:
             text = _without_templates(text, 1)
     if len(text) <= limit:
@@ -328,23 +327,23 @@ def shorten(text: str, limit: int) -> str:
 
 
 def without_signature(name: str) -> str:
-    """The name of a C++ function without its return type ``void`` and its arguments; other names as they are.
+    """Remove the return type ``void`` and the arguments from a C++ function; other names don't change.
 
     ``void at::native::sum<float>(int, float*)`` becomes ``at::native::sum<float>``: a kernel returns nothing,
-    and its arguments repeat what the template says.
+    and its arguments repeat the template's.
     """
     if not name.startswith("void ") and "::" not in name:
         return name
     text = name[: _AFTER_ARGUMENTS.search(name).start()]  # type: ignore[union-attr]  # it may match nothing
     start = _last_parenthesis(text)
-    # Words before a parenthesis with a space between are a sentence, not a function: "Memcpy (a::b -> c)".
+    # A space before the parenthesis means a description, not a function: "Memcpy (a::b -> c)".
     if start <= 0 or not (text[start - 1].isalnum() or text[start - 1] in "_>)]}"):
         return name
     return text[:start].removeprefix("void ")
 
 
 def _last_parenthesis(text: str) -> int:
-    """Where the parenthesis opens that closes at the very end; -1 when there is none."""
+    """Return where the parenthesis opens that closes at the very end; -1 if there is none."""
     depth = 0
     for index in range(len(text) - 1, -1, -1):
         depth += (text[index] == ")") - (text[index] == "(")
@@ -354,7 +353,7 @@ def _last_parenthesis(text: str) -> int:
 
 
 def _without_templates(name: str, level: int) -> str:
-    """Cut what is in ``level`` or more pairs of angle brackets; other uses of ``<`` and ``>`` cut nothing."""
+    """Cut what is inside ``level`` or more angle brackets; unbalanced ``<`` and ``>`` cut nothing."""
     kept = []
     depth = 0
     for char in name:

@@ -1,4 +1,4 @@
-"""The report as a card in a notebook: the step to scale, speed, findings, and the page behind one click."""
+"""The report as a notebook card: the step to scale, speed, findings, and the page behind one click."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from lightning_modelprof.show.step_card import step_card_svg
 
 _MAX_FINDINGS: Final = 4
 _MAX_PAGE: Final = 2_000_000
-"""Characters of a page that a notebook is made to hold; a longer one is in the run's directory alone."""
+"""Maximum characters of a page inside a notebook; longer ones are only in the run's directory."""
 
 _MAX_TEXT: Final = 400
-"""Characters of one text, so that names of any length leave the card small."""
+"""Maximum characters of one text, so that long names don't enlarge the card."""
 
 _TONES: Final[dict[Severity | None, tuple[str, str]]] = {
     Severity.CRITICAL: ("■", "#d9531e"),
@@ -29,7 +29,7 @@ _TONES: Final[dict[Severity | None, tuple[str, str]]] = {
     Severity.INFO: ("●", "#3b82c4"),
     None: ("○", "#888"),
 }
-"""Symbol and colour of a finding; the colours are seen on white and on black."""
+"""Symbol and color of a finding; the colors are readable on white and on black."""
 
 _BOX: Final = (
     "font:14px/1.45 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;"
@@ -42,10 +42,10 @@ _CODE: Final = "font-size:12px;background:rgba(128,128,128,.15);padding:1px 4px;
 
 
 def report_card(report: Report) -> str:
-    """The card with the page behind one click, as HTML in the text colour and theme of any notebook.
+    """Return the card with the page behind one click, as HTML in the text color and theme of any notebook.
 
     Args:
-        report: what to show; one without a verdict is its title and the page behind it.
+        report: what to show; without a verdict, only its title and the page behind it.
     """
     page = escape(render_html(report).decode())
     if len(page) > _MAX_PAGE:
@@ -59,19 +59,19 @@ def report_card(report: Report) -> str:
 
 
 def show_in_notebook(report: Report, *, page: str = "", value: str = "callback.report") -> bool:
-    """Show the card below the cell that runs; returns whether there is a notebook to show it in.
+    """Show the card below the running cell; returns whether there is a notebook to show it in.
 
-    A notebook keeps what each cell has shown, so this is at most 30 kB and the page is named, not shown.
+    Notebooks keep the output of every cell, so this has at most 30 kB and only names the page.
 
     Args:
-        page: path of its report.html; ``""`` where there is none.
-        value: what shows the page as the value of a cell.
+        page: path of its report.html, if any.
+        value: expression that shows the page as the value of a cell.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None or not hasattr(ipython, "get_ipython") else ipython.get_ipython()
-    if shell is None or not hasattr(shell, "kernel"):  # none yet, or a terminal's
+    if shell is None or not hasattr(shell, "kernel"):  # no shell yet, or a terminal
         return False
-    from IPython.display import display  # noqa: PLC0415  # where a notebook runs, it is imported
+    from IPython.display import display  # noqa: PLC0415  # already imported in a notebook
 
     show: Any = display
     show({"text/html": _card(report, _where(page, value)), "text/plain": repr(report)}, raw=True)
@@ -82,7 +82,7 @@ def _where(page: str, value: str) -> str:
     in_a_cell = f'<code style="{_CODE}">{_text(value)}</code>'
     if not page:
         return f'<div style="{_LAST}">Full report: run {in_a_cell} in a cell</div>'
-    # Notebooks look for a relative path beside themselves; what is elsewhere can be copied.
+    # Notebooks resolve relative paths next to themselves; the text of other paths can be copied.
     address = Path(page).as_uri() if Path(page).is_absolute() else quote(Path(page).as_posix())
     link = f'<a href="{escape(address)}" target="_blank" style="{_LINK}">{_text(page)}</a>'
     return f'<div style="{_LAST}">Full report: {link}, or run {in_a_cell} in a cell</div>'

@@ -1,4 +1,4 @@
-"""Progress while a large file is read."""
+"""Progress of reading large files."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from lightning_modelprof.threads import has_ended, start_thread
 T = TypeVar("T")
 
 _LARGE_BYTES: Final = 5_000_000
-"""Smaller files are read before a person could see a bar."""
+"""Smaller files are read before a bar would be visible."""
 
 _LONG_S: Final = 2
-"""From here on a person wants to see that something is done."""
+"""Seconds after which people want to see progress."""
 
 _WAIT_S: Final = 1
-"""The same where nothing was asked for."""
+"""The same for work they didn't ask for."""
 
 
 @contextlib.contextmanager
 def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on the standard error stream, if that is a terminal and the file is large.
+    """Show a progress bar on standard error, if that's a terminal and the file is large.
 
-    There is none where another live display has the terminal, such as Lightning's RichProgressBar in a fit.
-    Reading goes on where it cannot be shown.
+    Shows none while another live display has the terminal, such as Lightning's RichProgressBar in a fit.
+    Reading continues if the bar fails.
 
     Yields:
-        A function to be called with the bytes that are done, and with how many there are.
+        A function to call with the number of bytes done and their total.
     """
     bar: Any = None
     is_wanted = not hasattr(sys.stderr, "rich_proxied_file")
@@ -41,12 +41,12 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
         if not is_wanted or total < _LARGE_BYTES:
             return
         try:
-            if bar is None and not sys.stderr.isatty():  # tqdm need not be imported
+            if bar is None and not sys.stderr.isatty():  # avoids importing tqdm
                 is_wanted = False
                 return
             bar = bar or _started_bar(label, total)
             bar.update(done - bar.n)
-        except Exception:  # a standard error that is closed, or somebody's own
+        except Exception:  # standard error is closed or custom
             is_wanted = False
 
     try:
@@ -58,7 +58,7 @@ def show_progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
-    """The items, with a bar on the standard error stream once they take longer than two seconds."""
+    """Yield the items, with a bar on standard error once they take longer than two seconds."""
     if len(items) < 2 or sys.stderr is None or not sys.stderr.isatty():
         yield from items
         return
@@ -71,11 +71,11 @@ def with_progress(items: Sequence[T], label: str) -> Iterator[T]:
 
 @contextlib.contextmanager
 def show_waiting(label: str) -> Iterator[None]:
-    """A line on the standard error stream, if that is a terminal, once something takes over a second."""
+    """Print a line to standard error, if that's a terminal, once something takes over a second."""
     is_over = threading.Event()
 
     def print_label() -> None:
-        with contextlib.suppress(Exception):  # a standard error that is closed, or somebody's own
+        with contextlib.suppress(Exception):  # standard error is closed or custom
             if not is_over.wait(_WAIT_S):
                 print(printable(f"{label} ..."), file=sys.stderr, flush=True)
 
@@ -94,7 +94,7 @@ def show_waiting(label: str) -> Iterator[None]:
 
 
 def _started_bar(label: str, total: int) -> Any:
-    """A bar on the standard error stream, which shows nothing if that is no terminal."""
+    """Start a bar on standard error, which shows nothing if that's not a terminal."""
     from tqdm import tqdm  # noqa: PLC0415  # where there is something to show
 
     class Bar(tqdm):  # type: ignore[type-arg]

@@ -1,4 +1,4 @@
-"""The step card: the mean step to scale, as a picture that a page shows and people share."""
+"""The step card: the mean step to scale, as a picture for pages and to share."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from lightning_modelprof.show.layout import display_width, shorten
 from lightning_modelprof.units import digits, duration_unit, format_amount, format_tick
 
 CORE: Final = ("dataloader", "forward", "backward", "optimizer")
-"""Phases that are never put with others."""
+"""Phases that are never merged."""
 
 REST: Final = "rest"
-"""Key of what small phases are together."""
+"""Key of the merged small phases."""
 
 MOST_REST: Final = 0.1
-"""Share of the step that small phases take together at most."""
+"""Maximum share of the step for all merged phases together."""
 
 _SMALL: Final = 0.03
 """Share of the step below which a part can't be told apart by eye."""
 
 
 def merge_small(parts: Sequence[StepPart], small: float = _SMALL) -> tuple[StepPart, ...]:
-    """The parts to draw, in their order, with small ones together at the end: a tenth of the step at most.
+    """Return the parts to draw, in order, with small ones merged at the end: at most a tenth of the step.
 
     Args:
-        parts: of the host's lane.
+        parts: parts of the CPU lane.
         small: share of the lane below which a part is small.
     """
     total_ns, rest_ns = sum(part.ns for part in parts), 0.0
@@ -58,25 +58,25 @@ class StepNumbers:
 
     @property
     def best(self) -> str:
-        """What is left of the step without what the findings could save, each counted once."""
+        """Step time without what the findings could save, each saving counted once."""
         return self._text(self._best())
 
     def parts(self, parts: Sequence[StepPart], *, is_best: bool = False) -> list[str]:
-        """Each part of the step, or of the best case; a part that rounds to 0 has a digit of its own.
+        """Return each part of the step, or of the best case; a part that rounds to 0 keeps one digit.
 
-        They sum to what :attr:`step` and :attr:`best` say: the largest remainders are rounded up. A phase
-        reads the same wherever it stands, whatever small phases are together there.
+        They add up to :attr:`step` or :attr:`best`, because the largest remainders are rounded up. A phase
+        has the same number everywhere, whichever small phases are merged.
         """
         phases: Sequence[StepPart] = self._card.better if is_best else self._card.host
         alone = {part.key: part.ns for part in parts if part.key != REST}
-        if not alone.items() <= {(part.key, part.ns) for part in phases}:  # the device's
+        if not alone.items() <= {(part.key, part.ns) for part in phases}:  # the GPU's
             phases = parts
         total = self._best() if is_best else self._rounded(self._card.wall_ns)
         shown = self._adding_up([part.ns for part in phases], total)
         at = {part.key: number for part, number in zip(phases, shown, strict=True)}
         rest = sum((number for key, number in at.items() if key not in alone), Decimal(0))
         numbers = [rest if part.key == REST else at[part.key] for part in parts]
-        if phases is parts:  # the device may idle for one cause at several places
+        if phases is parts:  # the GPU can be idle for one cause in multiple places
             numbers = shown
         return [
             self._text(number) if number else digits(part.ns / 1e6, 1)
@@ -104,44 +104,44 @@ class StepNumbers:
 
 
 _NOTHING: Final = 0.005
-"""Share below which a reason to idle is not worth a line."""
+"""Share below which a cause of idle time isn't worth a line."""
 
 _LEAST_GAIN: Final = 0.02
-"""Share of the step that the savings must have, so that what is left is drawn."""
+"""Minimum share of the step that findings must save for the best case to be drawn."""
 
 _SAME_CONTRAST: Final = 0.19
-"""Luminance on which white and our black can be read equally well."""
+"""Luminance on which white and our black have the same contrast."""
 
 _WIDTH: Final = 760
 _NARROW: Final = 350
-"""Width of the card for a page that is as narrow as a phone, where the other one could not be read."""
+"""Width of the card for phone-sized pages, where the other one would be unreadable."""
 
 _BAR: Final = 26
 _GAP: Final = 10
 _HEAD: Final = 30
 _LINE: Final = 18
 _CHAR: Final = 6.4
-"""About the width of a character of 12 px; texts that may be wider have room."""
+"""Approximate width of a 12 px character; there's room for wider texts."""
 
 _MAX_TEXT: Final = 300
-"""Characters of one text, so that names of any length leave the picture small."""
+"""Maximum characters of one text, so that long names don't enlarge the picture."""
 
 _FONT: Final = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','Liberation Sans',Arial,sans-serif"
 
 
 def step_card_svg(card: StepCard, *, is_alone: bool = True) -> str:
-    """The card as SVG: the host's lane, the device's, and what would be left without what the findings cost.
+    """Draw the card as SVG: the CPU lane, the GPU lane, and the best case if all findings are fixed.
 
     Args:
-        is_alone: with a white page behind it, as a file of its own; otherwise in the colours of its page.
+        is_alone: draw a white background, for a separate file; otherwise use the page's colors.
     """
     return _Drawing(card, is_alone=is_alone).svg()
 
 
 def card_svg(report: Report) -> str:
-    """The card of a report, in the colours of the page that it is put into; ``""`` where there is none.
+    """Return a report's card in the colors of its page; ``""`` if it has none.
 
-    It is there twice: as it is, and of the class ``narrow`` for a narrow page. The page shows one.
+    Contains it twice, once with the class ``narrow`` for narrow pages; the page shows one of them.
     """
     card = report.step_card
     if card is None or card.wall_ns <= 0:
@@ -150,8 +150,6 @@ def card_svg(report: Report) -> str:
 
 
 class _Drawing:
-    """Lays the card out from top to bottom."""
-
     def __init__(self, card: StepCard, *, is_alone: bool, width: int = _WIDTH) -> None:
         self._card = card
         self._is_alone = is_alone
@@ -232,8 +230,8 @@ class _Drawing:
         return self._colors.get(part.key) or color_of(color_class(part.key) or "m-rest")
 
     def _hatched(self, color: str) -> str:
-        """What idle time is filled with whose cause has this colour."""
-        # Named by the colour: a notebook has many pictures in one page, where equal names must mean the same.
+        """Return the fill of idle time whose cause has this color."""
+        # Named after the color: a notebook page has many pictures, where equal names must mean the same.
         name = self._hatches.setdefault(color, f"{self._idle}-{color[1:]}")
         return f"url(#{name})"
 
@@ -273,7 +271,6 @@ class _Drawing:
         self._y += _BAR + _GAP
 
     def _axis(self) -> None:
-        """A ruler below the lanes, with a tick at round times."""
         y, wall_ns = self._y - 2, self._card.wall_ns
         step_ns = _round_step(wall_ns, most=3 if self._is_narrow else 7)
         ticks = [number * step_ns for number in range(int(wall_ns / step_ns) + 1)]
@@ -319,7 +316,6 @@ class _Drawing:
         self._y += _LINE
 
     def _idle_lines(self) -> Iterator[tuple[StepPart, str]]:
-        """Why the device idles, longest first, with the line that it waits for."""
         least_ns = _NOTHING * self._card.wall_ns
         lane = self._card.device
         idle = [
@@ -341,7 +337,7 @@ class _Drawing:
 
 
 def _round_step(wall_ns: float, most: int) -> float:
-    """The shortest round time of which no more than ``most`` are in the step."""
+    """Return the shortest round time that fits at most ``most`` times into the step."""
     power = 10.0 ** (len(str(int(wall_ns))) - 1)
     return next(
         power * factor for factor in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if wall_ns / (power * factor) <= most
@@ -349,7 +345,7 @@ def _round_step(wall_ns: float, most: int) -> float:
 
 
 def _ink_on(color: str) -> str:
-    """Black or white, whichever has more contrast (WCAG 2)."""
+    """Return black or white, whichever has more contrast (WCAG 2)."""
     red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
     linear = [
         part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue)

@@ -1,6 +1,6 @@
 """The report as plain text, in the layouts that Paddle's users know.
 
-Stable and without colour: what goes into ``report.txt``, into logs and into golden files.
+Stable and without color, for ``report.txt``, logs and golden files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning_modelprof.show.layout import (
 from lightning_modelprof.units import UNIT_NAMES
 
 PERF_SUMMARY = "perf_summary"
-"""The id of the table that is drawn as a box."""
+"""Id of the table that is drawn as a box."""
 
 
 _MAX_ROWS = 200
@@ -44,13 +44,13 @@ _MIN_RULE = 16
 
 
 def render_text(report: Report, *, max_rows: int = _MAX_ROWS) -> str:
-    """The whole report as plain text: title, verdict, facts, findings, tables, notes.
+    """Write the whole report as plain text: title, verdict, facts, findings, tables, notes.
 
     Args:
-        max_rows: longest table; a longer one is cut and says so.
+        max_rows: maximum rows per table; longer ones are cut, with a note.
 
     Returns:
-        Text that ends with a newline, without trailing spaces and without escape sequences.
+        Text that ends with a newline, without trailing spaces or escape sequences.
     """
     sections = [_head(report)]
     if report.findings:
@@ -101,7 +101,7 @@ def _notes(notes: tuple[str, ...]) -> list[str]:
 
 
 def _ruled(title: str, grid: Layout) -> list[str]:
-    """Paddle's summary tables: a rule with the title, columns between rules of dashes."""
+    """Draw Paddle's summary tables: a rule with the title, columns between rules of dashes."""
     names = align_left([grid.names.label, *grid.indented_names()])
     columns = [names, *(_column(block) for block in grid.blocks)]
     rule = _GAP.join("-" * display_width(column[0]) for column in columns)
@@ -114,18 +114,17 @@ def _ruled(title: str, grid: Layout) -> list[str]:
 
 
 def _column(block: LayoutGroup) -> tuple[str, ...]:
-    """Heading and cells, all of the same width."""
     texts = [block.heading, *block.packed(align=True)]
-    # A packed column starts at the left like its heading: its parts are already aligned to each other.
+    # A packed column is left-aligned like its heading, because its parts are already aligned.
     is_single_number = len(block.strips) == 1 and block.strips[0].is_number
     return align_right(texts) if is_single_number else align_left(texts)
 
 
 def _box(title: str, grid: Layout) -> list[str]:
-    """Paddle's Perf Summary: a box of centred cells under a title between equals signs."""
+    """Draw Paddle's Perf Summary: a box of centered cells under a title between equals signs."""
     names = ["", *grid.indented_names()]
     columns = [[block.heading, *block.packed(align=True)] for block in grid.blocks]
-    # Paddle's three columns are 15 wide; more of them would not fit on a screen.
+    # Paddle's three columns are 15 wide; more of them wouldn't fit on a screen.
     minimum = 15 if len(columns) <= 4 else 9
     widths = [max(15, *map(display_width, names))]
     widths += [max(minimum, *map(display_width, column)) for column in columns]
@@ -140,7 +139,7 @@ def _box(title: str, grid: Layout) -> list[str]:
 
 
 def _prose(sentences: Iterable[str], bullet: str = "") -> list[str]:
-    """Wrapped sentences, each starting at the margin or at its bullet and continued behind an indent."""
+    """Wrap sentences, each starting at the margin or its bullet, with indented continuation lines."""
     lines: list[str] = []
     for sentence in sentences:
         text = printable(" ".join(sentence.split()))
@@ -151,7 +150,7 @@ def _prose(sentences: Iterable[str], bullet: str = "") -> list[str]:
 
 
 def table_csv(table: Table) -> str:
-    """Raw values below the keys of the columns; ``None`` is empty."""
+    """Write raw values below the column keys; ``None`` is empty."""
     text = io.StringIO()
     header, rows = _raw(table)
     csv.writer(text).writerows([header, *rows])
@@ -159,10 +158,10 @@ def table_csv(table: Table) -> str:
 
 
 def table_dataframe(table: Table) -> Any:
-    """The same as a DataFrame, with the units of the columns in ``attrs["units"]``.
+    """Return the same as a DataFrame, with the columns' units in ``attrs["units"]``.
 
     Raises:
-        MissingExtraError: when pandas is not installed.
+        MissingExtraError: if pandas isn't installed.
     """
     try:
         import pandas as pd  # noqa: PLC0415  # nothing else needs it

@@ -1,1 +1,1 @@
-"""The dashboard: a tab of TensorBoard."""
+"""The dashboard: a TensorBoard tab."""

@@ -1,4 +1,4 @@
-"""What the plugin's routes send: lists, views, comparisons and columns, from the stored profiles."""
+"""Responses of the plugin's routes: lists, views, comparisons and columns of the stored profiles."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from lightning_modelprof.tensorboard_plugin.stored_profiles import (
 from lightning_modelprof.tensorboard_plugin.views import VIEWS, render, render_comparison
 
 _MOST_DIGITS = 9
-"""Of a rank; Python refuses to read a number of thousands of digits."""
+"""Maximum digits of a rank; Python refuses to read thousands of digits."""
 
 
 _BEFORE = "before_"
-"""What the arguments of the first selection of a comparison begin with."""
+"""Prefix of the arguments of a comparison's first selection."""
 
 
 class Answers:
-    """Each method answers one route with plain JSON values, or bytes.
+    """Answers each route with plain JSON values or bytes, one method per route.
 
-    Methods take TensorBoard's request context, the experiment's id and the arguments of the request:
-    ``run``, ``profile`` and ``window`` (tags), ``rank``.
+    Methods take TensorBoard's request context, the experiment's ID and the request's arguments: ``run``,
+    ``profile`` and ``window`` (tags), ``rank``.
 
     Args:
         provider: TensorBoard's ``DataProvider``.
-        logdir: what TensorBoard was started with; ``""`` if that isn't known, and then no trace is served.
+        logdir: TensorBoard's log directory; ``""`` if unknown, and then no trace is served.
 
     Raises:
-        ArchiveError: when what was asked for is not there or cannot be read.
+        ArchiveError: if something requested is missing or can't be read.
     """
 
     def __init__(self, provider: Any, logdir: str = "") -> None:
@@ -62,7 +62,7 @@ class Answers:
         self._logdir = logdir
 
     def profiles(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
-        """All profiles by run, and the views there are."""
+        """List all profiles by run, and the views."""
         runs = self._profiles.list(context, experiment)
         return {
             "runs": [
@@ -73,7 +73,7 @@ class Answers:
         }
 
     def view(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """One view of a selection: what is drawn of it, and the columns that belong to it."""
+        """Return one view of a selection: what to draw, and its columns."""
         wanted = arguments.get("view", VIEWS[0].key)
         view = next((view for view in VIEWS if view.key == wanted), None)
         if view is None:
@@ -94,7 +94,7 @@ class Answers:
         }
 
     def compare(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> dict[str, Any]:
-        """Two selections side by side; the arguments of the first have the prefix ``before_``."""
+        """Compare two selections; the arguments of the first have the prefix ``before_``."""
         before = {
             name.removeprefix(_BEFORE): value for name, value in arguments.items() if name.startswith(_BEFORE)
         }
@@ -106,9 +106,9 @@ class Answers:
         }
 
     def columns(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
-        """Packed columns of one profile, as they are stored.
+        """Return packed columns of one profile, as stored.
 
-        They are checked number by number, of very large timelines the lengths of columns only.
+        Checks every number, but only the lengths of columns for very large timelines.
         """
         wanted = ColumnsBlob(kind=arguments.get("kind", ""), rank=_rank(arguments))
         run, tag = arguments.get("run", ""), arguments.get("tag", "")
@@ -123,9 +123,9 @@ class Answers:
         return packed
 
     def trace(self, context: Any, experiment: str, arguments: Mapping[str, str]) -> bytes:
-        """A window's trace as its run saved it: ``file`` is the bare name of the file."""
+        """Return a window's trace as its run saved it; ``file`` is the bare file name."""
         run, tag, name = (arguments.get(key, "") for key in ("run", "tag", "file"))
-        self._profiles.read(context, experiment, run, tag)  # a run that TensorBoard shows
+        self._profiles.read(context, experiment, run, tag)  # only runs that TensorBoard shows
         file = find_trace(self._logdir, run, tag, name)
         if file is None:
             raise ArchiveError(f"expected the trace {name!r} in the directory of {run!r}, got none.")
@@ -166,10 +166,10 @@ class Answers:
 
 
 def _shown(make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """What is made of profiles whose numbers may be anything, though their types are right.
+    """Make something from profiles, whose numbers may be anything even if their types are right.
 
     Raises:
-        ArchiveError: when it cannot be made.
+        ArchiveError: if that fails.
     """
     try:
         return make()
@@ -192,7 +192,6 @@ def _rank(arguments: Mapping[str, str]) -> int | None:
 
 
 def _words(selection: Selection) -> dict[str, str]:
-    """What a step and its samples are called in this run."""
     info = None if selection.run is None else selection.run.report.summary.run
     loop = loop_of("" if info is None else info.loop)
     samples = "samples" if info is None else printable(info.sample_unit)
@@ -221,7 +220,7 @@ class ComparedSide(Record, frozen=True, kw_only=True):
 
     Attributes:
         run_name: TensorBoard's name of the run.
-        read_steps: reads the steps of the chosen loop.
+        read_steps: reads the steps of the selected loop.
     """
 
     run_name: str
@@ -230,10 +229,10 @@ class ComparedSide(Record, frozen=True, kw_only=True):
 
 
 def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
-    """The comparison of the loops and that of the windows, as far as both sides have one and they differ.
+    """Compare the loops and the windows, each if both sides have one and they differ.
 
     Raises:
-        ArchiveError: when the runs are of different loops, or too old to be compared.
+        ArchiveError: if the runs are of different loops, or too old to compare.
     """
     reports = []
     differences: tuple[Difference, ...] = ()
@@ -251,7 +250,6 @@ def compare_sides(before: ComparedSide, after: ComparedSide) -> list[Report]:
 
 
 def _why_nothing(before: ComparedSide, after: ComparedSide) -> str:
-    """Why two sides have nothing to compare, and what to do."""
     chosen = [
         (one.run_name, one.selection.run_tag, one.selection.window_tag, one.selection.rank)
         for one in (before, after)
@@ -276,7 +274,7 @@ def _compared_run(side: ComparedSide) -> ComparedRun:
 
 
 def _compare_loops(before: ComparedRun, after: ComparedRun) -> Report:
-    """What the command ``compare`` says, and every table of the runs row by row."""
+    """Return what the command ``compare`` shows, and every table of the runs row by row."""
     report, _ = build_comparison([before], [after])
     return replace(report, tables=(*report.tables, *changed_rows(before.report, after.report)))
 

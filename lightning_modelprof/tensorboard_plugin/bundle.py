@@ -1,6 +1,6 @@
-"""The scripts of the page in few requests: one that was made with the wheel, or all modules in one go.
+"""The page's scripts in few requests: a bundle from the wheel, or all modules at the same time.
 
-The build hook loads this file alone, so it imports nothing but Python's own.
+The build hook loads only this file, so it imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ STATIC: Final = Path(__file__).with_name("static")
 
 
 SHARED: Final = Path(__file__).parents[1] / "show" / "html"
-"""What the page shares with report.html; it stands under ``html/`` in the page."""
+"""Files that the page shares with report.html, under ``html/`` in the page."""
 
 
 ENTRY: Final = "index.js"
 
 
 BUNDLE: Final = "bundle.js"
-"""In a wheel only: no bundle is ever written into a clone."""
+"""Only in wheels: no bundle is ever written into a clone."""
 
 
 _IMPORTED: Final = re.compile(
@@ -33,14 +33,14 @@ _LATER: Final = re.compile(rb'\bawait import\("(\.[^"]+)"\)')
 
 
 def script_files() -> dict[str, Path]:
-    """Name in the page → file, of all modules."""
+    """Map the names of all modules in the page to their files."""
     files = {path.relative_to(STATIC).as_posix(): path for path in STATIC.rglob("*.js")}
     files.pop(BUNDLE, None)
     return files | {f"html/{path.relative_to(SHARED).as_posix()}": path for path in SHARED.rglob("*.js")}
 
 
 def digest(scripts: Mapping[str, bytes]) -> str:
-    """What a bundle is marked with: other sources have another."""
+    """Hash the modules, to mark their bundle."""
     total = hashlib.sha256()
     for name, content in sorted(scripts.items()):
         total.update(f"{name} {len(content)}\n".encode() + content)
@@ -48,21 +48,21 @@ def digest(scripts: Mapping[str, bytes]) -> str:
 
 
 def marked(bundle: bytes, scripts: Mapping[str, bytes]) -> bytes:
-    """A bundle with the mark of what it was made of."""
+    """Mark a bundle with the hash of its modules."""
     return _mark(scripts) + bundle
 
 
 def chosen_bundle(bundle: bytes, scripts: Mapping[str, bytes]) -> bytes | None:
-    """The bundle if it was made of these very modules, else ``None``."""
+    """Return the bundle if it was made from exactly these modules, else ``None``."""
     return bundle if bundle.startswith(_mark(scripts)) else None
 
 
 def in_few_requests(scripts: Mapping[str, bytes]) -> dict[str, bytes]:
-    """What is sent in the place of some modules, by name.
+    """Return what to send in place of some modules, by name.
 
-    A bundle is sent as the first module. Where there is none, a module that the page loads by itself names
-    all that it needs, however deep, so that the browser asks for all of it at once; on the first line, so
-    that each line keeps its number.
+    A bundle replaces the first module. Without one, each module that the page itself loads imports everything
+    it needs, however deep, so that the browser requests all of it at the same time. The imports are on the
+    first line, so that line numbers don't change.
     """
     file = STATIC / BUNDLE
     if file.is_file() and (bundle := chosen_bundle(file.read_bytes(), scripts)) is not None:
@@ -76,7 +76,7 @@ def _mark(scripts: Mapping[str, bytes]) -> bytes:
 
 
 def _imports(entry: str, scripts: Mapping[str, bytes]) -> bytes:
-    """Statements that import all that a module needs, what is used most deeply last."""
+    """Write imports of all that a module needs, the deepest dependencies last."""
     found, waiting = {entry: None}, [entry]
     while waiting:
         name = waiting.pop()

@@ -1,7 +1,7 @@
-"""The plugin that TensorBoard loads: its routes, which answer from event files and from traces beside them.
+"""The plugin that TensorBoard loads: its routes, which answer from event files and the traces next to them.
 
-TensorBoard imports this file at its start, whether there is a profile or not. So what takes time to import is
-imported with the first request.
+TensorBoard imports this file at startup, even if there are no profiles, so slow imports wait for the first
+request.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 PLUGIN_NAME: Final = "modelprof"
-"""As in ``show/tensorboard/event_file.py``, which is not imported here."""
+"""As in ``show/tensorboard/event_file.py``, which isn't imported here."""
 
 
 _TAB_NAME: Final = "Model Profile"
@@ -38,11 +38,11 @@ _BINARY: Final = "application/octet-stream"
 
 
 Answer = Callable[[Any, str, Mapping[str, str]], Any]
-"""From TensorBoard's context, the experiment and the request's arguments to what is sent."""
+"""Takes TensorBoard's context, the experiment and the request's arguments; returns what to send."""
 
 
 class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no types
-    """Shows the profiles of lightning-modelprof in a tab of TensorBoard."""
+    """Shows profiles of lightning-modelprof in a TensorBoard tab."""
 
     plugin_name = PLUGIN_NAME
 
@@ -51,7 +51,6 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
         self._logdir = context.logdir or ""
 
     def get_plugin_apps(self) -> dict[str, Any]:
-        """Route → application."""
         return {
             "/static/*": Request.application(_send_static),
             "/profiles": self._json(lambda: self._answers.profiles),
@@ -62,7 +61,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
         }
 
     def is_active(self) -> bool:
-        """Never by itself: TensorBoard turns the tab on when it finds summaries of this plugin."""
+        """Return false, because TensorBoard shows the tab if it finds summaries of this plugin."""
         return False
 
     def frontend_metadata(self) -> FrontendMetadata:
@@ -75,7 +74,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
         return Answers(self._provider, self._logdir)
 
     def _json(self, find: Callable[[], Answer], media_type: str = _JSON) -> Any:
-        """An application that sends what an answer gives, or in its place what is wrong."""
+        """Build an application that sends an answer, or else the error."""
 
         @Request.application
         def application(request: Request) -> Any:
@@ -87,7 +86,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
             except ModelProfError as error:
                 return Respond(request, {"error": str(error)}, _JSON, code=404)
             except PublicError as error:
-                # The fast loader cannot name a blob of a run with a quote or a backslash in its name.
+                # The fast loader can't read blobs of runs with a quote or a backslash in their names.
                 hint = "If the run has an unusual name, try tensorboard --load_fast=false."
                 sentence = f"TensorBoard can't read this: {str(error).removesuffix('.')}. {hint}"
                 return Respond(request, {"error": sentence}, _JSON, code=error.http_code)
@@ -96,7 +95,7 @@ class ModelProfPlugin(TBPlugin):  # type: ignore[misc]  # TensorBoard has no typ
 
 
 def _encoded(answer: Any) -> bytes:
-    """As JSON; TensorBoard's own way takes long for large tables."""
+    """Encode as JSON; TensorBoard's own encoder is slow for large tables."""
     from lightning_modelprof.show.html.document import encode  # noqa: PLC0415
 
     return encode(answer)
@@ -110,7 +109,7 @@ def _send_static(request: Request) -> Any:
 
 
 _TYPES: Final = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-"""Said and not guessed: some systems take .js for plain text, which browsers refuse to run."""
+"""Fixed, because some systems take .js for plain text, which browsers refuse to run."""
 
 
 _STYLES: Final = (
@@ -120,7 +119,7 @@ _STYLES: Final = (
     "timeline.css",
     "dashboard.css",
 )
-"""What ``page.css`` is made of: a rule of a later file wins."""
+"""Parts of ``page.css``; rules of later files win."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +130,7 @@ class StaticFile:
 
 @cache
 def static_files() -> dict[str, StaticFile]:
-    """Name → file: those of the dashboard, and under ``html/`` those that it shares with report.html."""
+    """Map names to files: the dashboard's, and under ``html/`` those that it shares with report.html."""
     from lightning_modelprof.show.html.page import SHARED_FILES, SHARED_FOLDER  # noqa: PLC0415
     from lightning_modelprof.tensorboard_plugin import bundle  # noqa: PLC0415
 

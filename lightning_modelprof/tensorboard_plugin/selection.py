@@ -1,4 +1,4 @@
-"""What the reader of the dashboard has chosen, and where each part of a view comes from."""
+"""The dashboard's selection, and where each part of a view comes from."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from lightning_modelprof.show.tensorboard.profile_blob import TIMELINE, ColumnsB
 
 
 class Selection(Record, frozen=True, kw_only=True):
-    """A run, one of its windows, and perhaps a rank.
+    """A run, one of its windows, and optionally a rank.
 
     Attributes:
-        run: the profile of a whole loop; ``None`` when only traces are there.
-        run_tag: its name.
-        window: the profile of one profiler window; ``None`` when there is none.
-        window_tag: its name.
-        rank: the rank to show alone; ``None`` for all together.
+        run: profile of a whole loop; ``None`` if there are only traces.
+        run_tag: its tag.
+        window: profile of one profiler window, if any.
+        window_tag: its tag.
+        rank: rank to show alone; ``None`` for all together.
     """
 
     run: StoredEntry | None = None
@@ -30,20 +30,20 @@ class Selection(Record, frozen=True, kw_only=True):
 
     @property
     def run_report(self) -> Report | None:
-        """Of the run, or of the chosen rank of it."""
+        """The report on the run, or on its selected rank."""
         return _of_rank(self.run, self.rank)
 
     @property
     def window_report(self) -> Report | None:
-        """Of the window, or of the chosen rank of it."""
+        """The report on the window, or on its selected rank."""
         return _of_rank(self.window, self.rank)
 
     @property
     def main_report(self) -> Report:
-        """Whose verdict, facts and notes are shown: the run's if there is one.
+        """The report whose verdict, facts and notes are shown: the run's if there is one.
 
         Raises:
-            ValueError: when nothing is chosen.
+            ValueError: if nothing is selected.
         """
         report = self.run_report or self.window_report
         if report is None:
@@ -51,11 +51,11 @@ class Selection(Record, frozen=True, kw_only=True):
         return report
 
     def tables(self, ids: Iterable[str]) -> list[Table]:
-        """The tables of these ids, as far as there are any; the window's rather than the run's."""
+        """Return the tables with these ids that exist, the window's rather than the run's."""
         return [table for one in ids if (table := self.table(one)) is not None]
 
-    def table(self, id: str) -> Table | None:  # noqa: A002  # it is called so in a report
-        """The table of this id; one with rows rather than one without."""
+    def table(self, id: str) -> Table | None:  # noqa: A002  # its name in a report
+        """Return the table with this id, preferably one with rows."""
         found = [table for report in self._reports() for table in report.tables if table.id == id]
         return next((table for table in found if table.rows), found[0] if found else None)
 
@@ -72,7 +72,7 @@ class Selection(Record, frozen=True, kw_only=True):
         return bool(self.columns(TIMELINE))
 
     def has_slices(self, slices: Slices) -> bool:
-        """Whether the timeline is likely to have these: idle time and phases where they were recorded."""
+        """Return whether the timeline probably has them: idle time, and phases if they were recorded."""
         if not self.has_timeline:
             return False
         if slices.kind.startswith(IDLE_PREFIX):
@@ -81,7 +81,7 @@ class Selection(Record, frozen=True, kw_only=True):
         return self.run is not None or not slices.name.startswith(RANGE_PREFIX)
 
     def columns(self, kind: str) -> list[tuple[str, ColumnsBlob]]:
-        """Tag and description of the packed columns of a kind, of the chosen rank if there are several."""
+        """Return tag and description of packed columns, only of the selected rank if it has some."""
         places = ((self.run_tag, self.run), (self.window_tag, self.window))
         found = [
             (tag, blob)
@@ -94,7 +94,7 @@ class Selection(Record, frozen=True, kw_only=True):
         return of_rank or found
 
     def _reports(self) -> list[Report]:
-        """Where parts are looked for: what was recorded of a window first, as it is more of a window."""
+        """Return the reports to search, the window's first, because it covers more of the window."""
         return [report for report in (self.window_report, self.run_report) if report is not None]
 
 

@@ -1,4 +1,4 @@
-"""The profiles in a log directory, read through TensorBoard's data provider and nothing else."""
+"""The profiles in a log directory, read through TensorBoard's data provider."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ from lightning_modelprof.show.tensorboard.profile_blob import (
 )
 
 TRACES: Final = "traces"
-"""Folder of traces in that of a run."""
 
 _TRACE_NAME: Final = re.compile(r"\w[\w.-]*\.pt\.trace\.json(\.gz)?", re.ASCII)
 
 _FOLDER_NAME: Final = re.compile(r"[^./\\:\0][^/\\:\0]*")
-"""Of a run's directory, which the tags of its profiles start with."""
+"""Name of a run's directory, which the tags of its profiles start with."""
 
 
 def find_trace(logdir: str, run: str, tag: str, name: str) -> Path | None:
-    """A trace in the run's own directory; ``None`` where it has none of that name.
+    """Find a trace in the run's own directory; ``None`` if it has none of that name.
 
     Args:
-        logdir: what TensorBoard was started with; ``""`` if that isn't known.
+        logdir: TensorBoard's log directory; ``""`` if unknown.
         run: TensorBoard's name of the run, its directory below ``logdir``.
-        tag: of the window's profile.
-        name: of the file alone. Anything with a separator is refused, and so is a link that leads elsewhere.
+        tag: tag of the window's profile.
+        name: bare file name. Anything with a separator is refused, and so are links that lead elsewhere.
     """
     folder = tag.partition("/")[0]
     if not (logdir and _FOLDER_NAME.fullmatch(folder) and _TRACE_NAME.fullmatch(name)):
@@ -53,14 +52,14 @@ def find_trace(logdir: str, run: str, tag: str, name: str) -> Path | None:
 
 
 def named_trace(logdir: str, run: str, tag: str, report: Report) -> dict[str, str]:
-    """The name of the file that has a window's trace, or in a sentence where that file is.
+    """Return the file name of a window's trace, or a sentence on where that file is.
 
     Args:
-        logdir, run, tag: as of :func:`find_trace`.
-        report: of the window; what it calls its trace is never opened.
+        logdir, run, tag: as in :func:`find_trace`.
+        report: the window's report; what it calls its trace is never opened.
 
     Returns:
-        ``file`` and ``where``, of which one is ``""``; nothing where the report names no trace.
+        ``file`` and ``where``, one of which is ``""``; nothing if the report names no trace.
     """
     source = next((one.source for one in report.summary.traces), "")
     saved = PurePosixPath(source).name
@@ -74,11 +73,11 @@ def named_trace(logdir: str, run: str, tag: str, report: Report) -> dict[str, st
 
 
 _MOST_KEPT: Final = 16
-"""Decoded profiles that are kept: those that a reader goes to and fro between."""
+"""Maximum decoded profiles in the cache, for readers who switch between some."""
 
 
 _MOST_WRITTEN: Final = 1_000
-"""Values of one tag to choose the newest from; there is one, unless two fits were given the same folder."""
+"""Maximum values of one tag to find the newest among; there is one, unless two fits share a folder."""
 
 
 class Entry(Record, frozen=True, kw_only=True):
@@ -87,8 +86,8 @@ class Entry(Record, frozen=True, kw_only=True):
     Attributes:
         tag: its name within the run.
         wall_time: when it was written, seconds since 1970.
-        head: what it is; ``None`` if that cannot be read.
-        problem: why it cannot be read; ``""`` if it can.
+        head: what it is; ``None`` if it can't be read.
+        problem: why it can't be read; ``""`` if it can.
     """
 
     tag: str
@@ -98,7 +97,7 @@ class Entry(Record, frozen=True, kw_only=True):
 
 
 class StoredProfiles:
-    """Lists and reads profiles; what was decoded is kept for a while.
+    """Lists and reads profiles, with a cache of decoded ones.
 
     Args:
         provider: TensorBoard's ``DataProvider``.
@@ -107,24 +106,24 @@ class StoredProfiles:
     def __init__(self, provider: Any) -> None:
         self._provider = provider
         self._kept: OrderedDict[tuple[str, ...], StoredEntry] = OrderedDict()
-        self._lock = Lock()  # TensorBoard answers each request on a thread of its own
+        self._lock = Lock()  # TensorBoard answers each request in its own thread
 
     def list(self, context: Any, experiment: str) -> dict[str, list[Entry]]:
-        """Run → its profiles, in order of time; no blob is read."""
+        """Return each run's profiles in order of time, without reading any blob."""
         series = self._provider.list_blob_sequences(
             context, experiment_id=experiment, plugin_name=PLUGIN_NAME
         )
         return {
             run: sorted((_entry(tag, one) for tag, one in tags.items()), key=lambda entry: entry.wall_time)
-            for run, tags in sorted(series.items(), key=lambda named: _in_numbers(named[0]))
+            for run, tags in sorted(series.items(), key=lambda named: _natural_order(named[0]))
             if tags
         }
 
     def read(self, context: Any, experiment: str, run: str, tag: str) -> StoredEntry:
-        """One profile.
+        """Read one profile.
 
         Raises:
-            ArchiveError: when there is none of this name, or it cannot be read.
+            ArchiveError: if there is none of this name, or if it can't be read.
         """
         datum = self._newest(context, experiment, run, tag)
         key = (experiment, run, tag, str(datum.step), str(datum.wall_time))
@@ -140,10 +139,10 @@ class StoredProfiles:
         return profile
 
     def read_columns(self, context: Any, experiment: str, run: str, tag: str, wanted: ColumnsBlob) -> bytes:
-        """Packed columns of a profile, as they are stored.
+        """Read a profile's packed columns, as stored.
 
         Raises:
-            ArchiveError: when the profile has none of that kind.
+            ArchiveError: if the profile has none of that kind.
         """
         columns = self.read(context, experiment, run, tag).columns
         if wanted not in columns:
@@ -182,6 +181,6 @@ def _entry(tag: str, series: Any) -> Entry:
     return Entry(tag=tag, wall_time=series.max_wall_time, head=head, problem=problem)
 
 
-def _in_numbers(name: str) -> list[tuple[int, str]]:
-    """Sorts version_2 before version_10, as TensorBoard does."""
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """As TensorBoard sorts: version_2 before version_10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]

@@ -1,7 +1,7 @@
-"""The views of the dashboard: which parts of the reports each one shows.
+"""The dashboard's views: which parts of the reports each one shows.
 
-A new view is one entry in ``VIEWS``; what has its place in a view says so itself. A part is a function from a
-selection to HTML, empty where there is nothing to show; charts, flame graphs and tables are drawn in the
+A new view is one entry in ``VIEWS``; charts and tables name the views that they're in. A part is a function
+from a selection to HTML, empty if there is nothing to show; charts, flame graphs and tables are drawn in the
 browser.
 """
 
@@ -45,11 +45,11 @@ class View(Record, frozen=True, kw_only=True):
 
     Attributes:
         key: its name in links.
-        empty: what to do when a profile has nothing for it.
-        above: what stands above the charts, flame graphs and tables that have their place in it.
-        below: what stands below them.
-        columns: kind of the packed columns that the browser draws on top of the parts; ``""`` if none.
-        has_all_tables: whether every table has its place in it, folded.
+        empty: what to do if a profile has nothing for it.
+        above: parts above its charts, flame graphs and tables.
+        below: parts below them.
+        columns: kind of packed columns that the browser draws above the parts; ``""`` if none.
+        has_all_tables: whether it has every table, folded.
     """
 
     key: str
@@ -62,7 +62,7 @@ class View(Record, frozen=True, kw_only=True):
 
 
 def render(view: View, selection: Selection) -> list[dict[str, Any]]:
-    """The document of a view; none when there is nothing to show."""
+    """Return the document of a view; none if there is nothing to show."""
     above, below = ("".join(part(selection) for part in parts) for parts in (view.above, view.below))
     tables = _every_table(selection) if view.has_all_tables else _placed_tables(selection, view.key)
     charts = dict.fromkeys(one.id for one in (*CHARTS, *TRACE_CHARTS) if view.key in one.views)
@@ -76,7 +76,7 @@ def render(view: View, selection: Selection) -> list[dict[str, Any]]:
 
 
 def render_comparison(report: Report) -> dict[str, Any]:
-    """The document of a comparison: what it says and every table."""
+    """Return the document of a comparison: its head and every table."""
     title = escape(printable(report.title))
     warnings = [
         f'<p class="problem" role="status">{escape(printable(text))}</p>'
@@ -92,7 +92,6 @@ def render_comparison(report: Report) -> dict[str, Any]:
 
 
 def _head(selection: Selection) -> str:
-    """Verdict, key figures, findings and what ran."""
     report = selection.main_report
     above, below = (verdict_html, step_card_html, figures_html), (facts_html, settings_html)
     found = findings_html(report, has_slices=selection.has_slices)
@@ -100,7 +99,6 @@ def _head(selection: Selection) -> str:
 
 
 def _figures(selection: Selection) -> str:
-    """The key figures of the run, beside those of a range of its steps."""
     figures = "" if selection.run_report is None else figures_html(selection.run_report)
     return figures and f"<section><h2>Whole run</h2>{figures}</section>"
 
@@ -110,12 +108,11 @@ def _notes(selection: Selection) -> str:
 
 
 def _needs_window(selection: Selection) -> str:
-    """What to do where a view shows little without a profiler window."""
     return "" if selection.window is not None else f'<p class="empty">{escape(_NO_WINDOW)}</p>'
 
 
 def _other_ranks(selection: Selection) -> str:
-    """How the windows of the other ranks come here, each of which keeps its own while training runs."""
+    """Explain how to add the windows of the other ranks, which each rank keeps while training runs."""
     reports = (selection.window_report, selection.run_report)
     commands = (report.summary.all_ranks_command for report in reports if report is not None)
     command = next(filter(None, commands), None)
@@ -136,7 +133,7 @@ def _placed_tables(selection: Selection, view: str) -> list[Table]:
 
 
 def _every_table(selection: Selection) -> list[Table]:
-    """All tables of the run and of the window: those of the window where both have one."""
+    """Return all tables of the run and the window; if both have one, the window's."""
     ids = [
         table.id
         for report in (selection.run_report, selection.window_report)
@@ -149,7 +146,6 @@ def _every_table(selection: Selection) -> list[Table]:
 def _filled(
     tables: Sequence[Table], *, is_folded: bool = False, has_timeline: bool = False
 ) -> list[dict[str, Any]]:
-    """Those with rows, as the page draws them; the others are named below."""
     return [
         table_data(table, is_folded=is_folded, no_slices=_no_slices(table) if has_timeline else None)
         for table in tables
@@ -158,7 +154,7 @@ def _filled(
 
 
 def _no_slices(table: Table) -> tuple[str, ...] | None:
-    """The rows without slices of a table whose rows are named as slices; ``None`` for any other table."""
+    """Return the rows without slices, for tables whose rows are named like slices; ``None`` for others."""
     kind = kind_of(table.id)
     return tuple(kind.rows) if kind is not None and kind.names_slices else None
 
@@ -231,4 +227,4 @@ VIEWS: Final = (
     ),
     View(key="tables", title="All tables", empty="This run has no tables.", has_all_tables=True),
 )
-"""In the order of the menu; Compare, which has two selections, is in ``report/compare/build_compare.py``."""
+"""In menu order; Compare, which has two selections, is in ``report/compare/build_compare.py``."""

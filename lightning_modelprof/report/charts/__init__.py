@@ -1,1 +1,1 @@
-"""Charts and flame graphs, by what they show; ``all_charts`` finds them."""
+"""Charts and flame graphs by topic; ``all_charts`` collects them."""

@@ -1,4 +1,4 @@
-"""The charts and flame graphs of a report, in reading order: those of every file beside this one."""
+"""All charts and flame graphs of a report, collected from this folder's files, in reading order."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ FLAMES: Final = _all_made(chart.FLAMES)
 def trace_charts(
     by_rank: Mapping[int, TraceFacts], *, id_suffix: str = "", title_suffix: str = ""
 ) -> tuple[Chart, ...]:
-    """The charts of one set of ranks.
+    """Build the charts of one set of ranks.
 
     Args:
-        by_rank: rank → facts of its trace; of the same time.
+        by_rank: rank → facts of its trace; all cover the same time.
     """
     return tuple(
         replace(chart, id=chart.id + id_suffix, title=chart.title + title_suffix)

@@ -1,4 +1,4 @@
-"""What a chart or a flame graph is: a specification and a function of facts that draws it.
+"""Charts and flame graphs: a specification plus a function of facts that draws it.
 
 @chart("throughput", title="Throughput", help="Samples per second of each step.", views=("overview",))
 def throughput(facts: Facts) -> Chart | None: ...
@@ -20,7 +20,7 @@ _DrawT = TypeVar("_DrawT", bound=Callable[..., Any])
 CHARTS: Final[list[ChartSpec[Any, Any]]] = []
 TRACE_CHARTS: Final[list[ChartSpec[Any, Any]]] = []
 FLAMES: Final[list[ChartSpec[Any, Any]]] = []
-"""Those of runs, of traces, and flame graphs, in the files that are imported."""
+"""Charts of runs, charts of traces, and flame graphs in the imported files."""
 
 
 def _adds_to(
@@ -30,7 +30,7 @@ def _adds_to(
         id: str,  # noqa: A002  # as the chart calls it
         *,
         title: str,
-        help: str,  # noqa: A002  # likewise
+        help: str,  # noqa: A002  # same
         place: int = LAST,
         views: tuple[str, ...] = (),
     ) -> Callable[[_DrawT], _DrawT]:
@@ -49,31 +49,31 @@ flame = _adds_to(FLAMES)
 
 
 MAX_BINS: Final = 400
-"""Bars across a chart: about two pixels each on a screen, and no file grows with the length of a run."""
+"""Maximum bars across a chart: about two pixels each, and files don't grow with a run's length."""
 
 
 def bin_starts(num_steps: int, max_bins: int = MAX_BINS) -> NDArray[np.int64]:
-    """Index of the first step of each bin; all bins but the last hold the same number of steps.
+    """Return the index of each bin's first step; all bins but the last have the same size.
 
     Returns:
-        int64, shape (bins,): 0, s, 2 s, ... with the smallest whole s that needs no more bins.
+        int64, shape (bins,): 0, s, 2 s, ... with the smallest integer s that needs at most ``max_bins`` bins.
     """
     size = max(1, -(-num_steps // max_bins))
     return np.arange(0, num_steps, size, dtype=np.int64)
 
 
 def bin_sizes(starts: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
-    """Number of steps in each bin, int64, shape (bins,)."""
+    """Return the number of steps in each bin; int64, shape (bins,)."""
     return np.diff(np.append(starts, num_steps))
 
 
 def even_axis(numbers: Sequence[int], name: str, counted: str) -> tuple[int, str]:
-    """Where an even axis begins and its label; numbers with gaps between them are counted instead.
+    """Return an even axis's start and label; numbers with gaps are renumbered from 1.
 
     Args:
-        numbers: in ascending order, at least one.
+        numbers: ascending, at least one.
         name: what they number.
-        counted: what is counted where there are gaps.
+        counted: what is renumbered if there are gaps.
     """
     if list(numbers) == list(range(numbers[0], numbers[0] + len(numbers))):
         return numbers[0], name
@@ -86,11 +86,11 @@ def bin_note(starts: NDArray[np.int64], num_steps: int, step: str, steps: str) -
 
 
 MAX_LAYERS: Final = 7
-"""As many as there are colours that everybody can tell apart, besides gray for the rest."""
+"""Number of colors that are easy to tell apart, in addition to gray for the rest."""
 
 
 def split_layers(phases: Sequence[PhaseTime]) -> tuple[list[PhaseTime], list[PhaseTime]]:
-    """The measured phases with the most time, and the other measured ones, each in the order of phases."""
+    """Split the measured phases into the largest and the rest, each in phase order."""
     measured = [phase for phase in phases if phase.total_ns]
     largest = sorted(measured, key=lambda phase: -(phase.total_ns or 0))[:MAX_LAYERS]
     return [phase for phase in measured if phase in largest], [
@@ -99,7 +99,7 @@ def split_layers(phases: Sequence[PhaseTime]) -> tuple[list[PhaseTime], list[Pha
 
 
 def layer_notes(phases: Sequence[PhaseTime], rest: Sequence[PhaseTime]) -> tuple[str, ...]:
-    """What the rest is made of, and which phases are in no layer."""
+    """List the phases in the rest, and those without a measurement."""
     missing = [phase.label for phase in phases if phase.total_ns is None]
     notes = []
     if rest:

@@ -1,4 +1,4 @@
-"""What each step of a trace waited for, step after step or rank beside rank."""
+"""Charts of traces: step time breakdown, kernel types and operator shares."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from lightning_modelprof.units import milliseconds
 _ONCE: Final = "Each moment counts once, in the first busy category of Step time breakdown."
 
 _SLOW_PERCENT: Final = 5
-"""By which a slow step is longer than the median."""
+"""How much longer than the median a slow step is."""
 
 _MOST_SLOW: Final = 3
 
 _LEAST_STEPS: Final = 3
-"""Of fewer, none is usual."""
+"""With fewer steps, the median means little."""
 
 
 @trace_chart(
@@ -49,13 +49,12 @@ _LEAST_STEPS: Final = 3
     views=("overview", "steps"),
 )
 def trace_steps(by_rank: Mapping[int, TraceFacts]) -> Chart:
-    """Which steps of a trace, or which ranks, waited for what."""
+    """Show what each step of a trace, or each rank, waited for."""
     ranks = split_ranks(by_rank, TraceFacts.step_breakdown)
     return _of_ranks(ranks.found) if ranks.are_several else _of_steps(*ranks.found.values())
 
 
 def _of_steps(fact: StepBreakdown) -> Chart:
-    """A point for each step, or for as many as are put together."""
     starts = bin_starts(len(fact.steps))
     sizes = bin_sizes(starts, len(fact.steps))
     parts_ns = np.array([step.parts_ns for step in fact.steps], np.float64)
@@ -73,7 +72,6 @@ def _of_steps(fact: StepBreakdown) -> Chart:
 
 
 def _slowest(numbers: Sequence[int], parts_ns: NDArray[np.float64]) -> tuple[str, ...]:
-    """Which steps are slow, and which part of them is longer than usual."""
     total_ns = parts_ns.sum(axis=1)
     usual_ns = float(np.median(total_ns))
     if len(numbers) < _LEAST_STEPS or not usual_ns:
@@ -152,7 +150,7 @@ _LABELS = {
     views=("kernels",),
 )
 def kernel_types(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """How much of the kernels' time uses tensor cores or communicates; ``None`` with fewer than two kinds."""
+    """Split kernel time by tensor cores and communication; ``None`` with fewer than two kinds."""
     time_ns = dict.fromkeys(_LABELS, 0)
     for kernel in pool(split_ranks(by_rank, TraceFacts.kernels).found.values()).by_name:
         time_ns[_kind(kernel)] += kernel.tally.total_ns
@@ -191,7 +189,7 @@ def _kind(kernel: KernelUse) -> str:
     views=("operators",),
 )
 def operator_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """The operators with the most time of their own, and the rest; ``None`` with fewer than two."""
+    """Show the operators with the most self time, and the rest; ``None`` with fewer than two."""
     ranks = split_ranks(by_rank, TraceFacts.operators).found.values()
     has_device = any(rank.device_ns is not None for rank in ranks)
     threads = [thread for rank in ranks for thread in rank.threads]

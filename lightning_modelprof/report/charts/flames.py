@@ -1,4 +1,4 @@
-"""The call tree as a flame graph."""
+"""Flame graphs of call trees and modules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lightning_modelprof.run.stacks import StackSamples
 from lightning_modelprof.units import milliseconds
 
 MIN_SHARE: Final = 0.002
-"""Narrower boxes are joined: nobody could read them."""
+"""Narrower boxes are merged because they'd be unreadable."""
 
 
 _MOST_BOXES: Final = 1_000
-"""With their share of joined ones there are no more than twice as many."""
+"""Merged boxes at most double the number."""
 
 
 _LOCALS: Final = "<locals>."
@@ -35,7 +35,7 @@ _LOCALS: Final = "<locals>."
     views=("modules",),
 )
 def call_flame(facts: Facts) -> FlameGraph:
-    """Where the thread that runs the loop spent its time, by phase and function."""
+    """Show the training thread's time by phase and function."""
     tree, hot = facts.call_tree, facts.get(Facts.hot_lines)
     notes = sampling_notes("the training thread", tree, None if hot is None else hot.samples)
     return FlameGraph(
@@ -49,12 +49,12 @@ def call_flame(facts: Facts) -> FlameGraph:
 
 def boxes_of(tree: CallTree) -> tuple[FlameFrame, ...]:
     frames: list[FlameFrame] = []
-    _add(frames, tree.phases, None, begin=0, depth=0, least=_least(tree))
+    _add(frames, tree.phases, None, begin=0, depth=0, least=_min_width(tree))
     return tuple(frames)
 
 
-def _least(tree: CallTree) -> float:
-    """The narrowest box that is shown: a box is never wider than the one below it, so none is left alone."""
+def _min_width(tree: CallTree) -> float:
+    """Return the width below which boxes are merged. No box is wider than its parent, so none is orphaned."""
     widths: list[int] = []
     nodes = list(tree.phases)
     while nodes:
@@ -75,7 +75,6 @@ def _add(
     depth: int,
     least: float,
 ) -> None:
-    """Put boxes beside each other, and on each what it called."""
     rest_ns = num_rest = 0
     for node in nodes:
         if node.total_ns < least:
@@ -120,7 +119,7 @@ def _name(node: CallNode) -> str:
 
 
 def _detail(node: CallNode) -> str:
-    """File and line of the ``def``; of a library the file with the folder that it is in."""
+    """Return file and line of the ``def``; a library's file keeps its own folder."""
     if node.file is None:
         return ""
     parts = PurePath(node.file).parts
@@ -128,7 +127,7 @@ def _detail(node: CallNode) -> str:
 
 
 def _place(node: CallNode) -> str:
-    """The user's own files with their folders; of libraries what the detail has."""
+    """Return the full path of the user's files; for libraries, the detail."""
     return f"{node.file}:{node.line}" if node.is_users and node.file else _detail(node)
 
 
@@ -163,20 +162,19 @@ _DEVICE: Final = "Times are between events on the GPU stream, so they include wa
     views=("modules",),
 )
 def module_flame(facts: Facts) -> FlameGraph | None:
-    """The flame graph of a run's modules; ``None`` when no module was timed."""
+    """Draw the flame graph of a run's modules; ``None`` if no module was timed."""
     return flame_of_modules(facts.modules)
 
 
 def flame_of_modules(tree: ModuleTree) -> FlameGraph | None:
-    """Each module as wide as its time in one step, forward and backward together.
+    """Draw each module as wide as its time per step, forward plus backward.
 
-    Definition: latency of forward and backward as in the table Modules. A module's own time is that without
-    the modules inside of it, so the widths of what is on a box and its own time sum to it exactly. A module
-    without a time of its own (it ran inside of something compiled, or not at all) has no box; what it took is
-    in the box of the module that holds it.
+    Times are the latencies in the table Modules. A module's self time excludes its submodules, so its self
+    time and the widths of its child boxes add up exactly. A module without a time of its own (it ran inside
+    compiled code, or not at all) has no box; its time is part of its parent's box.
 
     Returns:
-        ``None`` when no module was timed, or all times hold those of ignored modules.
+        ``None`` if no module was timed, or if all times include ignored modules.
     """
     halves = [name for name in ("forward_ns", "backward_ns") if getattr(tree.root, name) is not None]
     totals = {
@@ -210,7 +208,6 @@ def flame_of_modules(tree: ModuleTree) -> FlameGraph | None:
 
 
 def _frames(modules: list[ModuleCost], totals: dict[str, int]) -> tuple[FlameFrame, ...]:
-    """The boxes of modules, parents before their children, neighbours in the order of the model."""
     own = dict(totals)
     places = {module.path: place for place, module in enumerate(modules)}
     parents = [
@@ -220,7 +217,7 @@ def _frames(modules: list[ModuleCost], totals: dict[str, int]) -> tuple[FlameFra
         if parent is not None:
             own[modules[parent].path] -= totals[module.path]
     frames: list[FlameFrame] = []
-    next_begin: list[int] = []  # of each box: where the next one on it begins
+    next_begin: list[int] = []  # per box: where its next child starts
     for module, parent in zip(modules, parents, strict=True):
         total = totals[module.path]
         begin = 0 if parent is None else next_begin[parent]

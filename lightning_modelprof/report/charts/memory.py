@@ -1,4 +1,4 @@
-"""Memory over a window, in layers by what holds it."""
+"""Memory in a window, in layers by what holds it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _HELD: Final = (
     ("buffers", "Buffers", ("buffers",)),
     ("optimizer_state_before", "Earlier optimizer state", ("optimizer state",)),
 )
-"""Of what was there before the window, what the model's own tensors are: key, label, and kinds of sizes."""
+"""Layers of the model's own tensors allocated before the window: key, label, and kinds of sizes."""
 
 _NOTES: Final = (
     "Each point is the peak of its time slice.",
@@ -70,7 +70,7 @@ _WINDOW_MEMORY: Final = (
     views=("memory",),
 )
 def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """What holds memory while the window runs; ``None`` where no memory was recorded."""
+    """Show what holds memory during the window; ``None`` if no memory was recorded."""
     ranks = split_ranks(by_rank, TraceFacts.memory)
     known = [(rank, device) for rank, memory in ranks.found.items() for device in memory.devices]
     return _chart(known, several=ranks.are_several)
@@ -84,7 +84,7 @@ def window_memory(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
     views=("memory",),
 )
 def window_memory_of_run(facts: Facts) -> Chart | None:
-    """The same of a run's newest window that recorded memory, with its model's own tensors apart."""
+    """Draw the same for a run's newest window with memory, with layers for its model's own tensors."""
     windows = [memory for trace in facts.traces if (memory := trace.get(TraceFacts.memory)) is not None]
     if not windows:
         return None
@@ -121,10 +121,9 @@ def _chart(
 
 
 def _series(curve: MemoryLayers, size: ModelSize | None) -> Iterable[Series]:
-    """The layers that hold anything, the lowest first."""
     layers = {key: np.array(values) for key, values in zip(LAYERS, curve.layers_bytes, strict=True)}
     if size is not None and curve.is_whole:
-        # The model's own tensors were there before, but for state that an optimizer made in the window.
+        # The model's tensors existed before the window, except optimizer state created in it.
         for key, label, kinds in _HELD:
             if key == "optimizer_state_before" and layers["optimizer_state"].any():
                 continue

@@ -1,4 +1,4 @@
-"""What the floating-point operations of a step are for: one bar."""
+"""Charts of FLOPs by phase and memory by step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lightning_modelprof.run.memory import MemoryPoint
     views=("modules",),
 )
 def flops_by_phase(facts: Facts) -> Chart | None:
-    """How many FLOPs each phase of the counted step has; ``None`` with only zeros."""
+    """Show the counted step's FLOPs by phase; ``None`` if all are zero."""
     flops = facts.flops
     if not any(flops.phases.values()):
         return None
@@ -59,7 +59,7 @@ _SERIES: Final = (
     views=("memory",),
 )
 def memory_curve(facts: Facts) -> Chart | None:
-    """Whether memory grows; ``None`` with fewer than two points."""
+    """Show memory by step; ``None`` with fewer than two points."""
     curve = facts.memory.record.curve
     every = (Series(key=key, label=label, values=_values(curve, name)) for key, label, name in _SERIES)
     series = tuple(one for one in every if any(value is not None for value in one.values))

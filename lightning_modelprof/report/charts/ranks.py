@@ -1,4 +1,4 @@
-"""Ranks side by side: what a clean step of each consists of."""
+"""Charts with ranks side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_modelprof.report.model import Chart, Series, Unit
 from lightning_modelprof.report.tables.rows import split_ranks
 
 _MOST: Final = 256
-"""Bars that can be told apart across a page."""
+"""Maximum bars that can be told apart across a page."""
 
 
 @chart(
@@ -24,7 +24,7 @@ _MOST: Final = 256
     views=("distributed",),
 )
 def rank_phases(facts: Facts) -> Chart | None:
-    """Which rank does what while the others wait; ``None`` with more than 256 ranks."""
+    """Show each rank's mean step by phase; ``None`` with more than 256 ranks."""
     skew = facts.rank_skew
     if len(skew.ranks) > _MOST:
         return None
@@ -70,7 +70,7 @@ _LAYERS: Final = (
     ("memcpy", "Copies", "copies_ns"),
     ("rest", "Other", "other_ns"),
 )
-"""Key, label and attribute; keys that other charts have, too, have their colour."""
+"""Key, label and attribute; keys that other charts share have the same color there."""
 
 
 _LAYERS_ON_HOST: Final = (
@@ -103,7 +103,7 @@ _HOST_NOTE: Final = (
     views=("distributed",),
 )
 def rank_shares(by_rank: Mapping[int, TraceFacts]) -> Chart | None:
-    """What the steps of each rank consist of; ``None`` with fewer than two ranks that have steps to show."""
+    """Show each rank's computation and communication; ``None`` with fewer than two ranks to show."""
     found = {
         rank: (one.shares, one.num_steps)
         for rank, one in split_ranks(by_rank, TraceFacts.distributed).found.items()

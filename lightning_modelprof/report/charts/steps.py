@@ -1,4 +1,4 @@
-"""Charts of steps: shares of phases, times, throughput, validation and the batches that were ready."""
+"""Charts of steps: phase shares, step times, throughput, validation and ready batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED
     views=("overview",),
 )
 def phase_shares(facts: Facts) -> Chart | None:
-    """Which phases the time of all finished steps went to; ``None`` when no step ran to its end."""
+    """Show the time of all finished steps by phase; ``None`` if no step finished."""
     layers, rest = split_layers(facts.phases)
     if not layers:
         return None
@@ -60,7 +60,7 @@ def phase_shares(facts: Facts) -> Chart | None:
     place=30,
 )
 def phases_per_step(facts: Facts) -> Chart | None:
-    """When the steps were slow, and which phase made them so; ``None`` when no step ran to its end."""
+    """Show each step's phase times; ``None`` if no step finished."""
     steps, loop = facts.steps, loop_of(facts.info.loop)
     layers, rest = split_layers(facts.phases)
     num_steps = len(steps)
@@ -97,7 +97,7 @@ MAX_BARS: Final = 60
 
 
 _TAIL: Final = 99
-"""Percentile up to which the bars go where the slowest step would squeeze them."""
+"""Percentile at which the histogram ends if the slowest step would squeeze it."""
 
 
 @chart(
@@ -110,7 +110,7 @@ _TAIL: Final = 99
     views=("overview", "steps"),
 )
 def step_time(facts: Facts) -> Chart | None:
-    """Whether steps are alike, fall into groups or have a tail; ``None`` with fewer than two clean ones."""
+    """Show the distribution of step times; ``None`` with fewer than two clean steps."""
     times_ms = facts.steps.clean().duration_ns / 1e6
     if len(times_ms) < 2:
         return None
@@ -153,7 +153,7 @@ def step_time(facts: Facts) -> Chart | None:
     views=("overview",),
 )
 def throughput(facts: Facts) -> Chart | None:
-    """Whether the loop became slower or faster; ``None`` with fewer than two finished steps."""
+    """Show whether the loop became slower or faster; ``None`` with fewer than two finished steps."""
     steps, loop = facts.steps, loop_of(facts.info.loop)
     num_steps = len(steps)
     if num_steps < 2:
@@ -190,7 +190,7 @@ def throughput(facts: Facts) -> Chart | None:
     views=("overview",),
 )
 def validation_shares(facts: Facts) -> Chart | None:
-    """What the validations inside a fit spent their time on; ``None`` if that took no time."""
+    """Show validation time inside a fit by part; ``None`` if it took no time."""
     split = facts.validation
     if not split.total_ns:
         return None
@@ -216,7 +216,7 @@ def validation_shares(facts: Facts) -> Chart | None:
     views=("workers",),
 )
 def queue_depth(facts: Facts) -> Chart | None:
-    """How many batches were made when the loop fetched one; ``None`` where too few fetches were looked at."""
+    """Show how many batches were ready at a fetch; ``None`` if too few fetches were sampled."""
     depths = facts.batch_cpu.depths
     if not depths:
         return None

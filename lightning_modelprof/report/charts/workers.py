@@ -1,4 +1,4 @@
-"""Workers: how long a step would take with another number of them, and how busy they are."""
+"""Charts of workers: predicted step time by worker count, busy workers, and their flame graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lightning_modelprof.report.model import Chart, FlameGraph, Series, Unit
     views=("workers",),
 )
 def workers_prediction(facts: Facts) -> Chart | None:
-    """The predicted step by number of workers, with how it ran; ``None`` without a prediction."""
+    """Predict the step time by worker count, next to the measured one; ``None`` without a prediction."""
     loaders = facts.get(measured_workers)
     known = [facts.read(fetch_queue)] if loaders is None else [one.queue for one in loaders]
     queues = [one for one in known if one is not None]
@@ -93,7 +93,7 @@ def _named(one: PredictedStep) -> str:
     views=("workers",),
 )
 def workers_over_time(facts: Facts) -> Chart | None:
-    """Whether workers are busy, and whether batches wait for an earlier one; ``None`` without batches."""
+    """Show busy workers and batches that wait for an earlier one; ``None`` without batches."""
     loader = busiest_workers(facts.read(measured_workers))
     curve = None if loader is None else worker_curve(loader.record)
     if loader is None or curve is None:
@@ -127,7 +127,7 @@ def workers_over_time(facts: Facts) -> Chart | None:
     views=("workers",),
 )
 def worker_flame(facts: Facts) -> FlameGraph:
-    """Where the workers of the busiest loader spent their time, by function."""
+    """Show where the busiest loader's workers spent time, by function."""
     stacks = facts.read(worker_stacks)
     notes = sampling_notes("the workers", stacks.call_tree, stacks.hot_lines.samples)
     workers = facts.get(measured_workers)

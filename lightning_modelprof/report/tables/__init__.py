@@ -1,1 +1,1 @@
-"""The tables, one per file; ``all_tables`` has them in their order."""
+"""Tables, one per file; ``all_tables`` collects them in order."""

@@ -1,4 +1,4 @@
-"""Rows of tables: those of several ranks in one, their order, and the folder that their files are in."""
+"""Table rows: facts of multiple ranks, row order, and the common folder of files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FactT = TypeVar("FactT")
 
 
 class Ranks(Record, Generic[FactT], frozen=True, kw_only=True):
-    """A fact of the ranks of a job.
+    """One fact of a job's ranks.
 
     Attributes:
-        found: rank → fact of those that have it, in order.
-        notes: what belongs under the table: which ranks it is without, and why.
-        are_several: whether the job has several ranks, with or without the fact.
+        found: rank → fact of the ranks that have it, in order.
+        notes: notes on missing ranks and why they're missing.
+        are_several: whether the job has multiple ranks, with or without the fact.
     """
 
     found: Mapping[int, FactT]
@@ -30,15 +30,15 @@ class Ranks(Record, Generic[FactT], frozen=True, kw_only=True):
     are_several: bool
 
     def prefix(self, rank: int) -> str:
-        """What the name of a row of this rank begins with: nothing where there is only one."""
+        """Return the start of this rank's row names; empty in single-rank jobs."""
         return f"rank {rank} " if self.are_several else ""
 
 
 def split_ranks(by_rank: Mapping[int, TraceFacts], which: fact[FactT]) -> Ranks[FactT]:
-    """Part the ranks that have a fact from those that don't.
+    """Separate the ranks that have a fact from those that don't.
 
     Raises:
-        NotMeasured: if none has it, with each reason once.
+        NotMeasured: if none has it; gives each reason once.
     """
     found: dict[int, FactT] = {}
     lacking: dict[str, list[int]] = {}
@@ -55,7 +55,6 @@ def split_ranks(by_rank: Mapping[int, TraceFacts], which: fact[FactT]) -> Ranks[
 
 
 def _listed(ranks: list[int]) -> str:
-    """``rank 3`` or ``ranks 3, 5``."""
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
 
 
@@ -65,7 +64,7 @@ _MEMORY: Final = {
     "gpu_memory": "device",
     "gpu_self_memory": "device_self",
 }
-"""Key → the figure of a :class:`MemoryChange`."""
+"""Sort key → attribute of :class:`MemoryChange`."""
 
 
 def is_of_memory(sorted_by: SortKey | None) -> bool:
@@ -73,14 +72,14 @@ def is_of_memory(sorted_by: SortKey | None) -> bool:
 
 
 def order_of(sorted_by: SortKey | None, *, has_device: bool, has_memory: bool = False) -> SortKey:
-    """The figure that orders rows: the one that was asked for if it was recorded, else self time."""
+    """Return the requested sort key if it was recorded, else self time."""
     if sorted_by is not None and (has_memory or sorted_by not in _MEMORY):
         return sorted_by
     return "gpu_self" if has_device else "cpu_self"
 
 
 def order_words(key: SortKey) -> str:
-    """A sentence for notes, such as ``Sorted by GPU self time.``"""
+    """Return a note such as ``Sorted by GPU self time.``"""
     side, _, figure = key.partition("_")
     words = f"{side.upper()} {figure.replace('_', ' ')}{'' if key in _MEMORY else ' time'}"
     return f"Sorted by {words if figure else key}."
@@ -96,19 +95,18 @@ def row_order(
     self_ns: tuple[int | None, int | None] | None = None,
     memory: MemoryChange | None = None,
 ) -> tuple[bool, float]:
-    """Where a row stands by the figure that was asked for; rows that have none are last.
+    """Return a row's place by the requested figure; rows without the figure are last.
 
     Args:
-        sorted_by: the figure; ``None`` leaves it to ``order_of``.
-        host: its times on the host; ``None`` in tables of the device, where a CPU key counts as the GPU's.
-        device: its times on the device; ``None`` when it has none.
-        has_device: whether any row can have times on the device.
-        self_ns: its own times on host and device; ``None`` where they are not known apart from the total.
-        memory: by how much it changed what is in use; ``None`` where that was not recorded, so that a figure
-            of it leaves the rows in their usual order.
+        sorted_by: the requested figure; ``None`` leaves it to ``order_of``.
+        host: CPU times; ``None`` in GPU tables, where a CPU key counts as the GPU's.
+        device: GPU times, if the row has any.
+        has_device: whether any row can have GPU times.
+        self_ns: self times on CPU and GPU; ``None`` if only the total is known.
+        memory: change in allocated memory; ``None`` if not recorded, so memory keys keep the default order.
 
     Returns:
-        A key to sort by: largest figures first, but smallest first of minima.
+        A key to sort by: largest figures first, but smallest first for minima.
     """
     chosen = order_of(sorted_by, has_device=has_device, has_memory=memory is not None)
     if chosen in _MEMORY:
@@ -129,16 +127,16 @@ def row_order(
 
 
 def shortened(file: str, folder: str) -> str:
-    """A file without the folder that it's in; ``""`` leaves it whole."""
+    """Strip ``folder`` from a file's path; ``""`` strips nothing."""
     return file[len(folder) :].lstrip("/\\") if folder else file
 
 
 def common_folder(files: set[str]) -> str:
-    """That all files are in; ``""`` if there is none, as for what was typed into a notebook."""
+    """Find the folder that contains all files; ``""`` if there is none, as for notebook cells."""
     if not files or any(file.startswith("<") for file in files):
         return ""
     try:
         folder = os.path.commonpath([os.path.dirname(file) for file in files])  # noqa: PTH120
-    except ValueError:  # of several drives, or relative and absolute
+    except ValueError:  # different drives, or relative and absolute paths
         return ""
     return folder if len(folder) > 1 else ""

@@ -1,1 +1,1 @@
-"""A trace as a timeline that can be drawn."""
+"""Traces as timelines."""

@@ -1,4 +1,4 @@
-"""The critical path as a lane of the timeline: what each moment of the steps was spent on that mattered."""
+"""The critical path as a timeline lane: what determined each moment of the steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LANE: Final = "critical path"
 """Label and group of the lane."""
 
 PATH_PREFIX: Final = "critical path: "
-"""Of the kinds of its slices; the rest is their cause."""
+"""Prefix of the kinds of its slices; the rest is the cause."""
 
 _WHY: Final[Mapping[Cause, str]] = {
     "data loading": "the next work waited for data",
@@ -37,28 +37,28 @@ _NO_OPERATOR: Final[Mapping[Cause, str]] = {
     "launch": "launch",
     "unexplained": "unexplained",
 }
-"""Names of slices that are in no operator, range or kernel; of other causes, the cause."""
+"""Names of slices outside operators, ranges and kernels; for other causes, the cause."""
 
 
 @layer(is_on_top=True)
 def with_critical_path(
     drawn: DrawnTimeline, shared: Timeline, order: NDArray[np.int64]
 ) -> tuple[DrawnTimeline, NDArray[np.int64]]:
-    """The same timeline with the lane on top, where the trace has a critical path.
+    """Add the lane on top, if the trace has a critical path.
 
-    What follows each other and has one cause and one name is one slice, on the host that of the outermost
-    operator. Its ``launch`` points at the event that it is part of, or that is launched.
+    Consecutive pieces with the same cause and name are one slice, named after the outermost operator on the
+    CPU. Its ``launch`` points to the event that it's part of, or that is launched.
 
     Args:
         drawn: k slices.
-        order: row of each slice in the trace, other numbers for what is no event, shape (k,).
+        order: each slice's row in the trace, other numbers for slices that aren't events, shape (k,).
     """
     if why_no_path(shared):
         return drawn, order
     trace = shared.trace
     replay = StepReplay(shared)
     path, pieces = replay.path(), replay.pieces
-    # From a launch to its kernel the path has the kernel's name and leads to it.
+    # From a launch to its kernel, the path has the kernel's name and leads to it.
     piece = np.where(path.cause == CAUSES.index("launch"), path.after, path.piece)
     row = np.append(pieces.row, -1)[piece]
     outer = np.append(_outermost_operator(shared), -1)[row]
@@ -75,7 +75,7 @@ def with_critical_path(
     is_event = np.flatnonzero((order >= 0) & (order < len(trace)))
     places[order[is_event]] = is_event
     count = len(firsts)
-    # The timeline's names begin with those of the trace.
+    # The timeline's names start with the trace's.
     new_names, name_of = with_texts(drawn.names, name[firsts][:0], texts, np.arange(len(texts)))
     own_name = np.append(np.arange(len(trace.names)), name_of)[name[firsts]]
     used = different(path.cause)
@@ -108,7 +108,7 @@ def with_critical_path(
 
 
 def _outermost_operator(shared: Timeline) -> NDArray[np.int64]:
-    """The outermost operator around each event of the host, -1 without one and for those of devices."""
+    """Find the outermost operator around each CPU event; -1 without one and for device events."""
     around = shared.nearest(shared.is_operator)
     outer = np.where(shared.is_operator, np.arange(len(around)), around)
     found = np.flatnonzero(outer >= 0)

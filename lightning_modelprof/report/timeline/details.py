@@ -1,4 +1,4 @@
-"""What a trace says of single events beyond name and time, as texts for a reader."""
+"""Details of single events beyond name and time, as texts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category, Collective, InputShapes, Trace
 
 _Column = tuple[list[str], NDArray[np.int64]]
-"""Texts, and for each event the position of its text, -1 without one."""
+"""Texts, and each event's index into them, -1 without one."""
 
 
 def find_details(trace: Trace) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The distinct texts, one line for each thing that is known, and which event has which.
+    """Collect the distinct texts, with one line per fact.
 
-    They tell the shapes and values of an operator's inputs, a collective, the bytes of a copy or set, a
-    kernel's blocks and estimated occupancy, and the call stack, as far as they were recorded.
+    They show an operator's input shapes and values, a collective, the bytes of a copy or memset, a kernel's
+    blocks and estimated occupancy, and the call stack, if recorded.
 
     Returns:
-        The texts, and shape (n,): position of each event's text, -1 without one.
+        The texts, and each event's index into them, -1 without one, shape (n,).
     """
     columns: list[_Column] = [
         ([_shapes_text(shapes) for shapes in trace.shapes], trace.shape.astype(np.int64)),
@@ -44,7 +44,7 @@ def find_details(trace: Trace) -> tuple[tuple[str, ...], NDArray[np.int64]]:
 
 
 def _joined(first: _Column, second: _Column) -> _Column:
-    """Both texts of each event, on lines of their own; only pairs that occur are made."""
+    """Join each event's texts on separate lines, building only the pairs that occur."""
     (texts, place), (more_texts, more_place) = first, second
     if not more_texts:
         return first
@@ -71,7 +71,7 @@ def _device_column(
     is_known: NDArray[np.bool_],
     text: str,
 ) -> _Column:
-    """One figure of the m device events as a column of all n events."""
+    """Turn a figure of the m device events into a column of all n events."""
     distinct_values, place_of = np.unique(values[is_known], return_inverse=True)
     place = np.full(len(trace), -1, np.int64)
     place[trace.device.event[is_known]] = place_of
@@ -131,10 +131,10 @@ WORDS: Final = (*_OF_CATEGORY.values(), _STEP, _PHASE, _MODULE, _FETCH, _COMMUNI
 
 
 def find_kinds(shared: TraceTimeline) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The kinds that occur, and for each event the position of its kind, shape (n,).
+    """Find the kinds that occur, and each event's index into them, shape (n,).
 
-    Ranges are told apart by their names: a step, a phase or hook (of this package, of Lightning), a module, a
-    fetch of a batch; all others are user ranges. Communication goes before everything else.
+    Names identify ranges: steps, phases and hooks (of lightning-modelprof and Lightning), modules and batch
+    fetches; all others are user ranges. Communication takes precedence over everything else.
     """
     trace = shared.trace
     kind_of = np.zeros(256, np.int64)

@@ -1,4 +1,4 @@
-"""The idle time of devices as slices: in which lane they stand, and what the host did meanwhile."""
+"""GPU idle time as slices: which lanes they are in, and what the CPU did during each."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 from lightning_modelprof.trace.model import Category
 
 IDLE_PREFIX: Final = "idle: "
-"""Of the kinds of idle time; the rest is its cause."""
+"""Prefix of the kinds of idle time; the rest is the cause."""
 
 IDLE_WORDS: Final = tuple(IDLE_PREFIX + cause for cause in CAUSES)
-"""All kinds of idle time, which are the names of its slices, too."""
+"""All kinds of idle time, which are also the slices' names."""
 
 STACK_HEADING: Final = "call stack, innermost first:"
-"""The line of a detail that a call stack follows, one frame a line."""
+"""Line of a detail before a call stack, which has one frame per line."""
 
 _WHY: Final = (
     "nothing was queued while the launching thread waited for data",
@@ -39,24 +39,24 @@ _WHY: Final = (
 
 _NUM_MOMENTS: Final = 9
 _FEWEST_NS: Final = 5_000
-"""What the host did is told of idle time that is at least this long."""
+"""Shorter idle time doesn't show what the CPU did."""
 
 
 class IdleSlices(Record, frozen=True, kw_only=True, eq=False):
-    """The idle time of all devices, k slices.
+    """Idle time of all devices, k slices.
 
-    That of a device stands in the lane of one stream: of that which is busy longest with anything but
-    communication. It is cut where events without length are, which would else be in it.
+    A device's idle time is in the lane of one stream: the one that is busiest with anything but
+    communication. It's cut at zero-length events, so it doesn't contain them.
 
     Attributes:
-        intervals: begin and end of each, shape (k, 2).
-        lane: int64, shape (k,): position in the timeline's lanes.
-        crossing: lanes of idle time in which it may cross ranges, so that ``depth`` does not hold there.
-        depth: int64, shape (k,): the row in its lane, which is the first.
+        intervals: start and end, shape (k, 2).
+        lane: index into the timeline's lanes, int64, shape (k,).
+        crossing: lanes where idle time may cross ranges, so ``depth`` doesn't hold there.
+        depth: row in the lane, the first one, int64, shape (k,).
         kinds: those that occur.
-        kind: int64, shape (k,): position in ``kinds``.
+        kind: index into ``kinds``, int64, shape (k,).
         details: distinct texts.
-        detail: int64, shape (k,): position in ``details``.
+        detail: index into ``details``, int64, shape (k,).
     """
 
     intervals: NDArray[np.int64]
@@ -70,11 +70,11 @@ class IdleSlices(Record, frozen=True, kw_only=True, eq=False):
 
 
 def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDArray[np.int64]) -> IdleSlices:
-    """The idle time of each device as slices in one of its lanes.
+    """Find each device's idle time as slices in one of its lanes.
 
     Args:
         shared: n events.
-        lane_of_event: position of each event's lane, shape (n,).
+        lane_of_event: index of each event's lane, shape (n,).
     """
     trace = shared.trace
     fetches = find_fetches(shared)
@@ -84,7 +84,7 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
     for device in different(trace.device.device).tolist():
         idle = find_idle(shared, device, fetches)
         rows = trace.device.event[trace.device.device == device]
-        own = _lane_of(shared, rows, lane_of_event)
+        own = _busiest_lane(shared, rows, lane_of_event)
         here = rows[lane_of_event[rows] == own]
         pieces, piece = _cut(idle.intervals, trace.begin_ns[here[trace.duration_ns[here] == 0]])
         intervals.append(pieces)
@@ -110,8 +110,7 @@ def find_idle_slices(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDA
     )
 
 
-def _lane_of(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[np.int64]) -> int:
-    """The lane of the stream that is busy longest with these events of a device; communication is last."""
+def _busiest_lane(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[np.int64]) -> int:
     rest = rows[~shared.is_communication[rows]]
     chosen = rest if len(rest) else rows
     busy_ns = sum_by(lane_of_event[chosen], shared.trace.duration_ns[chosen], int(lane_of_event.max()) + 1)
@@ -119,7 +118,7 @@ def _lane_of(shared: Timeline, rows: NDArray[np.int64], lane_of_event: NDArray[n
 
 
 def _cut(intervals: Intervals, points_ns: NDArray[np.int64]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Intervals in pieces that end at the points in them, and the interval of each piece."""
+    """Cut intervals at the points inside them; also returns each piece's interval."""
     where = locate(points_ns, intervals)
     inside = where >= 0
     inside[inside] = points_ns[inside] > intervals[where[inside], 0]
@@ -130,7 +129,7 @@ def _cut(intervals: Intervals, points_ns: NDArray[np.int64]) -> tuple[Intervals,
 
 
 def _threads(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDArray[np.int64]) -> dict[int, str]:
-    """The label of each host thread's lane."""
+    """Map each CPU thread's track to its lane's label."""
     trace = shared.trace
     on_host = trace.is_category(Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
     lane_of_track = np.full(len(trace.tracks), -1, np.int64)
@@ -141,7 +140,7 @@ def _threads(shared: Timeline, lanes: Sequence[Lane], lane_of_event: NDArray[np.
 def with_texts(
     texts: tuple[str, ...], place: NDArray[np.int64], more: tuple[str, ...], more_place: NDArray[np.int64]
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The column of a timeline's texts, and behind it another one; a text of both has one position."""
+    """Append another column of texts to a timeline's column; equal texts share one index."""
     position = {text: index for index, text in enumerate(texts)}
     added = [text for text in dict.fromkeys(more) if text not in position]
     position |= {text: len(texts) + index for index, text in enumerate(added)}
@@ -156,7 +155,6 @@ def _details(
     track: NDArray[np.int64],
     threads: dict[int, str],
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """What is known of each piece of idle time: why, and what the launching thread did meanwhile."""
     open_at = _mostly_open(shared, intervals, track)
     known: dict[tuple[int, int], int] = {}
     texts: dict[str, int] = {}
@@ -175,10 +173,10 @@ def _details(
 def _mostly_open(
     shared: Timeline, intervals: NDArray[np.int64], track: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Row of what was innermost on the thread at most of some moments of each piece, -1 for nothing.
+    """Find the row that is innermost on the thread at most of some moments of each piece, -1 for none.
 
-    Of Python functions where the thread has any, else of operators and ranges but steps. Pieces that are
-    shorter than 5 us, or of which the thread is not known, have none.
+    Uses Python functions if the thread has any, else operators and ranges except steps. Pieces shorter than
+    5 µs or with an unknown thread have none.
     """
     trace = shared.trace
     found = np.full(len(intervals), -1, np.int64)
@@ -203,7 +201,6 @@ def _mostly_open(
 
 
 def _host_lines(shared: Timeline, row: int, thread: str) -> list[str]:
-    """What the host did, and the frames around it."""
     trace = shared.trace
     around: list[int] = []
     while row >= 0:

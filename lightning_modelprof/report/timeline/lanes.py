@@ -1,4 +1,4 @@
-"""The lanes of a timeline: which there are, in which order, and what to call them."""
+"""Timeline lanes: which there are, their order, and their labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOST_GROUP: Final = "host"
 
 
 OTHER_GROUP: Final = "other"
-"""Of what is neither a host thread nor a stream, such as the profiler's own span."""
+"""Group of lanes that are neither CPU threads nor streams, such as the profiler's own span."""
 
 
 _DEVICE, _HOST, _OTHER = range(3)
@@ -47,11 +47,11 @@ _ROLES: Final = {
     "pt_data_pin": "DataLoader's pin-memory thread",
     "pt_data_worker": "DataLoader worker",
 }
-"""The beginning of the names that torch gives its threads, in words."""
+"""Prefix of a thread name that torch sets → role."""
 
 
 class _Place(Record, frozen=True):
-    """One lane before it has a label; ``device`` and ``stream`` are -1 where not known."""
+    """One lane before it has a label; ``device`` and ``stream`` are -1 if unknown."""
 
     track: int
     side: int
@@ -61,13 +61,13 @@ class _Place(Record, frozen=True):
 
 
 def find_lanes(shared: TraceTimeline) -> tuple[tuple[Lane, ...], NDArray[np.int64]]:
-    """The lanes in reading order, and the lane of each event.
+    """Find the lanes in reading order, and the lane of each event.
 
-    Streams are first, by device and number, then the thread of the steps, then the other threads of the host
-    by the time in which anything is open on them, then what is neither.
+    Streams are first, by device and number, then the thread of the steps, then the other CPU threads by the
+    time in which anything is open on them, then the rest.
 
     Returns:
-        The lanes, and shape (n,): position of each event's lane.
+        The lanes, and the index of each event's lane, shape (n,).
     """
     trace = shared.trace
     keys, key_of = distinct(
@@ -89,13 +89,13 @@ def device_label(number: int) -> str:
 
 
 def _sides(trace: Trace) -> NDArray[np.int64]:
-    """Whether each event is the host's or a device's; what may be either is what else is on its track."""
+    """Classify events as CPU or device; ambiguous ones follow the other events on their track."""
     on_host, on_device = trace.is_category(*_ON_HOST), trace.is_category(*_ON_DEVICE)
     side_of_track = np.full(len(trace.tracks), _OTHER, np.int64)
     side_of_track[trace.track[on_device]] = _DEVICE
     side_of_track[trace.track[on_host]] = _HOST
     sides: NDArray[np.int64] = side_of_track[trace.track]
-    sides[on_device] = _DEVICE  # a process may have the number of a device
+    sides[on_device] = _DEVICE  # a process ID may equal a device number
     return sides
 
 
@@ -118,7 +118,7 @@ def _places(trace: Trace, keys: NDArray[np.int64], key_of: NDArray[np.int64]) ->
                 track=track,
                 side=side,
                 busy_ns=length(union(trace.begin_ns[own], trace.end_ns[own])),
-                # On the device's side the process is the device and the thread the stream.
+                # On the device's side, the process is the device and the thread is the stream.
                 device=device if device >= 0 else _number(process),
                 stream=stream if stream >= 0 else _number(thread),
             )
@@ -132,7 +132,7 @@ def _number(text: str) -> int:
 
 
 def _main_track(shared: TraceTimeline, places: list[_Place]) -> int:
-    """The thread of the steps; without steps the one that has the number of its process; else -1."""
+    """Return the thread of the steps; without steps, the one with its process's number; else -1."""
     steps, tracks = shared.steps, shared.trace.tracks
     if steps is not None and steps.has_ranges:
         return steps.track
@@ -141,7 +141,7 @@ def _main_track(shared: TraceTimeline, places: list[_Place]) -> int:
 
 
 def _autograd_tracks(trace: Trace) -> frozenset[int]:
-    """Threads with nodes of autograd's graph; before torch 1.10 the nodes' own names tell."""
+    """Find threads with autograd nodes, which before torch 1.10 only the nodes' own names identify."""
     nodes = trace.is_named(
         lambda name: name.startswith(AUTOGRAD_PREFIX) or "Backward" in name or "AccumulateGrad" in name
     )
@@ -156,13 +156,12 @@ def _reading_order(place: _Place, main: int) -> tuple[int, ...]:
 
 
 def _lane(trace: Trace, place: _Place, main: int, autograd: frozenset[int], *, several: bool) -> Lane:
-    """The lane with its label; ``several`` is whether the trace has several processes of the host."""
     process, thread = trace.tracks[place.track]
     if place.side == _DEVICE:
         group = device_label(place.device)
         stream = f"stream {place.stream}" if place.stream >= 0 else "no stream"
         return Lane(label=f"{group} {stream}", group=group, is_device=True)
-    # Kineto writes a name as "thread 1234 (python)".
+    # Kineto writes names like "thread 1234 (python)".
     name = trace.thread_names.get(place.track, "").removeprefix(f"thread {thread}").strip(" ()")
     if place.side == _OTHER:
         label = name or (f"track {process} {thread}" if _number(thread) >= 0 else thread)
@@ -178,20 +177,20 @@ def _lane(trace: Trace, place: _Place, main: int, autograd: frozenset[int], *, s
 
 
 _NO_SLICE: Final = -(2**63)
-"""The end of what is in a row that was never used."""
+"""End of the last slice in an unused row."""
 
 
 def find_depths(
     begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], lane: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The row of each slice in its lane: the first free one below all slices that contain it.
+    """Return each slice's row in its lane: the first free one below all slices that contain it.
 
-    Slices that nest like calls are as deep as calls are. Where one begins in another and ends after it, it
-    goes one row deeper, with its true times. A slice without length is in what is open around it, and
-    nothing is in it.
+    Slices that nest like calls are as deep as the calls. A slice that starts in another and ends after it
+    goes one row deeper, with its true times. A zero-length slice is inside what is open around it, and
+    contains nothing.
 
     Args:
-        begin_ns: shape (n,), sorted; of two slices with the same begin the longer one first.
+        begin_ns: shape (n,), sorted; for equal starts, the longer slice first.
         end_ns: shape (n,).
         lane: small non-negative numbers, shape (n,).
     """
@@ -203,16 +202,16 @@ def find_depths(
 
 
 def _depths_of_lane(begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """As many as are open when each slice begins; where slices cross, what the careful way finds."""
+    """Count what is open when each slice starts; where slices cross, search for free rows."""
     has_length = begin_ns < end_ns
     long_begin_ns, long_end_ns = begin_ns[has_length], end_ns[has_length]
     ends_ns = np.sort(long_end_ns)
-    # Of those that begin together the ones without length come last, so all that has begun comes before.
+    # For equal starts, zero-length slices come last, so everything that has started comes before them.
     num_begun: NDArray[np.int64] = np.cumsum(has_length) - has_length
     depth: NDArray[np.int64] = num_begun - np.searchsorted(ends_ns, begin_ns, side="right")
     crosses = _crosses(long_begin_ns, long_end_ns, ends_ns, depth[has_length])
     if crosses.any():
-        # A slice of depth 0 begins when nothing is open: what crosses before it does not matter to it.
+        # Nothing is open when a slice of depth 0 starts, so earlier crossings don't affect it.
         stretch = np.cumsum(depth == 0)
         is_crossed = np.zeros(len(depth) + 1, np.bool_)
         is_crossed[stretch[has_length][crosses]] = True
@@ -227,31 +226,31 @@ def _crosses(
     ends_ns: NDArray[np.int64],
     depth: NDArray[np.int64],
 ) -> NDArray[np.bool_]:
-    """Which slices do not end when they would if each end were that of the slice that began last.
+    """Find slices that don't end when they would if each end closed the slice that started last.
 
     Args:
-        begin_ns: of k slices with a length, sorted, shape (k,).
-        end_ns: of the same, shape (k,).
+        begin_ns: starts of k slices with a length, sorted, shape (k,).
+        end_ns: their ends, shape (k,).
         ends_ns: ``end_ns``, sorted.
-        depth: how many are open when each begins, shape (k,).
+        depth: number of slices open when each starts, shape (k,).
 
     Returns:
-        Shape (k,). None is true where all slices nest; where two cross, the first that ends is.
+        Shape (k,). All false if all slices nest; where two cross, true for the first that ends.
     """
     depth_of_end = np.searchsorted(begin_ns, ends_ns, side="left") - np.arange(len(ends_ns)) - 1
     expected_ns = np.empty_like(end_ns)
-    # In one depth begins and ends take turns.
+    # Within one depth, starts and ends alternate.
     expected_ns[stable_order(depth)] = ends_ns[stable_order(depth_of_end)]
     crosses: NDArray[np.bool_] = expected_ns != end_ns
     return crosses
 
 
 def _first_free_rows(slices: Iterable[tuple[int, int]]) -> list[int]:
-    """The row of each slice, one after the other, for any slices."""
+    """Place slices one after the other, which works for any slices but is slower."""
     rows = _Rows()
     found: list[int] = []
     for begin, end in slices:
-        # What ends when this begins isn't open any more.
+        # A slice that ends when this one starts isn't open any more.
         row = rows.first_free(1 + rows.last_until(max(end, begin + 1)), begin)
         rows.put(row, end)
         found.append(row)
@@ -259,7 +258,7 @@ def _first_free_rows(slices: Iterable[tuple[int, int]]) -> list[int]:
 
 
 class _Rows:
-    """When the last slice of each row ends: two trees, of the latest and the earliest end below each node."""
+    """End of each row's last slice, in two trees: the latest and the earliest end below each node."""
 
     def __init__(self) -> None:
         self._num_leaves = 1
@@ -267,7 +266,7 @@ class _Rows:
         self._earliest = [_NO_SLICE] * 2
 
     def last_until(self, end: int) -> int:
-        """The last row whose slice goes on until then; -1 without one."""
+        """Return the last row whose slice lasts until ``end``; -1 without one."""
         latest, node = self._latest, 1
         if latest[node] < end:
             return -1
@@ -276,12 +275,12 @@ class _Rows:
         return node - self._num_leaves
 
     def first_free(self, row: int, begin: int) -> int:
-        """The first row from this one on whose slice has ended by then."""
+        """Return the first row from ``row`` on whose slice has ended by ``begin``."""
         if row == self._num_leaves:
             self._grow()
         earliest, node = self._earliest, row + self._num_leaves
         while earliest[node] > begin:
-            while node & 1:  # up to where there is something further right
+            while node & 1:  # up to a node with something further right
                 node >>= 1
             if not node:
                 row = self._num_leaves

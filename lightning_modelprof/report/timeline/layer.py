@@ -1,4 +1,4 @@
-"""What a layer of the timeline is: a function that adds lanes to a drawn trace; see ``critical_path.py``."""
+"""Timeline layers: functions that add lanes to a drawn trace; see ``critical_path.py`` for an example."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.report.dashboard_entry import DrawnTimeline
 
 Draw = Callable[[DrawnTimeline, Timeline, NDArray[np.int64]], tuple[DrawnTimeline, NDArray[np.int64]]]
-"""Takes the timeline, what all facts of the trace share, and the row of each slice in the trace (other
-numbers for what is no event). Gives the timeline and the rows with its own slices added."""
+"""Takes the timeline, the trace's shared facts, and each slice's row in the trace (other numbers for slices
+that aren't events). Returns the timeline and the rows with its own slices added."""
 
 
 class Layer(NamedTuple):
-    """Lanes that are drawn from something other than the events of a trace."""
+    """Lanes drawn from something other than a trace's events."""
 
     draw: Draw
     is_on_top: bool
 
 
 MADE: Final[list[Layer]] = []
-"""All layers of the files that are imported, as they stand there."""
+"""All layers of the imported files, in definition order."""
 
 
 def layer(*, is_on_top: bool = False) -> Callable[[Draw], Draw]:
-    """Make a layer of a function; one on top is drawn after all others."""
+    """Register a layer; one on top is drawn after all others."""
 
     def add(draw: Draw) -> Draw:
         MADE.append(Layer(draw, is_on_top))

@@ -1,4 +1,4 @@
-"""A trace becomes a timeline: every event a slice in the lane and row in which it is drawn."""
+"""Turn a trace into a timeline: every event is a slice in its lane and row."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from lightning_modelprof.report.timeline.layer import MADE
 from lightning_modelprof.trace.model import NOT_RECORDED, Category, Trace
 
 LAYERS: Final = found_beside(__name__, MADE, lambda one: (one.is_on_top, one.draw.__module__))
-"""In the order in which they are drawn: those of every file beside this one."""
+"""All layers of this folder's files, in drawing order."""
 
 
 def timeline_of(
     trace: Trace, facts: TraceFacts | None = None, shared: Timeline | None = None
 ) -> DrawnTimeline:
-    """Every event of the trace as a slice, with its exact begin, duration and name, and the idle time.
+    """Draw every event of the trace, with its exact start, duration and name, and idle time as slices.
 
     Args:
-        facts: of the same trace; they tell the rank, which is ``None`` without them.
-        shared: what all facts of the trace share; it's derived again if it isn't given.
+        facts: facts of the same trace; without them, the rank is ``None``.
+        shared: the trace's shared facts; derived again if not given.
     """
     shared = build_timeline(trace) if shared is None else shared
     lanes, lane_of_event = find_lanes(shared)
@@ -46,7 +46,7 @@ def timeline_of(
     mixed = np.flatnonzero(is_among(lane, idle.crossing))
     mixed = mixed[np.lexsort((-end_ns[mixed], begin_ns[mixed]))]
     depth[mixed] = find_depths(begin_ns[mixed], end_ns[mixed], lane[mixed])
-    is_idle = np.arange(len(lane)) >= len(trace)  # behind an event that begins with it, which has no length
+    is_idle = np.arange(len(lane)) >= len(trace)  # comes after zero-length events that start with it
     in_time = np.lexsort((-end_ns, is_idle, begin_ns)) if len(idle.lane) else np.arange(len(lane))
     rows_per_lane = int(depth.max(initial=0)) + 1
     order = in_time[stable_order((lane * rows_per_lane + depth)[in_time])]
@@ -86,15 +86,15 @@ def timeline_of(
 
 
 def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Position of the slice that launched each one: the runtime call, without one the operator.
+    """Return the index of the slice that launched each slice: the runtime call, else the operator.
 
     Args:
         shared: n events.
-        order: row of each slice in the trace, from n on of idle time, which nothing launched, shape (k,).
+        order: each slice's row in the trace, from n on for idle time, which nothing launched, shape (k,).
     """
     position = np.empty(len(order) + 1, np.int64)
     position[order] = np.arange(len(order))
-    position[-1] = -1  # of row -1, which is none
+    position[-1] = -1  # for row -1, which means none
     links = shared.launch
     launch = np.full(len(order), -1, np.int64)
     work = position[shared.trace.device.event]
@@ -103,7 +103,6 @@ def _launches(shared: Timeline, order: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _steps(shared: Timeline) -> tuple[tuple[tuple[int, int, int], ...], tuple[str, ...]]:
-    """The steps between their device-aware bounds, and what is to be said of them."""
     if shared.steps is None or shared.bounds is None:
         return (), ("The trace has no steps.",)
     bounds = shared.bounds
@@ -115,7 +114,7 @@ def _steps(shared: Timeline) -> tuple[tuple[tuple[int, int, int], ...], tuple[st
 
 
 MOST_POINTS: Final = 20_000
-"""Of one counter; more are thinned."""
+"""Maximum points per counter; longer ones are thinned."""
 
 
 _KEPT_OF_A_BUCKET: Final = 3
@@ -125,17 +124,17 @@ _CPU: Final = 0
 
 
 _FULL: Final = 1 << 40
-"""All multiprocessors of a device, in parts: the sums are of integers, so that nothing drifts."""
+"""All multiprocessors of a device, in integer parts so that sums don't drift."""
 
 
 def find_counters(
     trace: Trace, memory: Memory | None, lanes: Sequence[Lane]
 ) -> tuple[tuple[Counter, ...], tuple[str, ...]]:
-    """The counters of each device and of the host, and notes on them.
+    """Find the counters of each device and of the CPU, and notes on them.
 
     Args:
-        memory: what is allocated in the same trace; ``None`` where it wasn't recorded.
-        lanes: the counters come in the order of their groups.
+        memory: allocations in the same trace; ``None`` if not recorded.
+        lanes: counters are in the order of the lanes' groups.
     """
     counters = [*_work_counters(trace)]
     if memory is not None:
@@ -155,9 +154,9 @@ def find_counters(
 
 
 def thin(counter: Counter, most: int = MOST_POINTS) -> Counter:
-    """At most so many points: the first, and the lowest, highest and last of each of equal buckets.
+    """Keep at most ``most`` points: the first, and the lowest, highest and last of equal buckets.
 
-    The last of a bucket is what holds until the next one; without it a peak would seem to last.
+    A bucket's last point holds until the next one; without it, a peak would seem to last.
     """
     count = len(counter.value)
     if count <= most:
@@ -175,7 +174,7 @@ def thin(counter: Counter, most: int = MOST_POINTS) -> Counter:
 
 
 def _memory_counters(trace: Trace, memory: Memory) -> Iterator[Counter]:
-    """What each device had allocated and reserved; at the begin of the trace what it had before."""
+    """Yield each device's allocated and reserved memory, starting with what it had before the trace."""
     events = trace.allocations
     kinds, device_of = np.unique(
         np.column_stack((events.device_type, events.device)), axis=0, return_inverse=True
@@ -205,7 +204,7 @@ def _memory_counters(trace: Trace, memory: Memory) -> Iterator[Counter]:
 
 
 def _work_counters(trace: Trace) -> Iterator[Counter]:
-    """How many kernels run on each device, or which share of its multiprocessors they fill, if known."""
+    """Yield each device's SM efficiency where known, else the number of running kernels."""
     work = trace.device
     is_kernel = trace.category[work.event] == Category.KERNEL
     for number in np.unique(work.device[is_kernel]).tolist():
@@ -227,7 +226,7 @@ def _work_counters(trace: Trace) -> Iterator[Counter]:
 def _levels(
     trace: Trace, events: NDArray[np.int64], parts: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """When the sum of the parts of what runs changes, from 0 at the begin of the trace, and to what."""
+    """Return when the sum of running parts changes, starting with 0 at trace start, and the sums."""
     time_ns = np.concatenate(([0], trace.begin_ns[events], trace.end_ns[events]))
     order = np.argsort(time_ns, kind="stable")
     time_ns = time_ns[order]

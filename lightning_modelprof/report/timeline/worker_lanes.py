@@ -1,4 +1,4 @@
-"""The workers of DataLoaders as lanes of the timeline: their batches, and which step used each."""
+"""DataLoader workers as timeline lanes: their batches, and the step that used each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lightning_modelprof.units import format_duration
 GROUP: Final = "DataLoader workers"
 
 BATCH: Final = "batch"
-"""The kind of their slices."""
+"""Kind of the batch slices."""
 
 _PARTS: Final = ("samples", "collate")
 
@@ -28,18 +28,18 @@ _PARTS: Final = ("samples", "collate")
 def with_workers(
     drawn: DrawnTimeline, shared: Timeline, order: NDArray[np.int64]
 ) -> tuple[DrawnTimeline, NDArray[np.int64]]:
-    """The same timeline with a lane for each worker below the others, where the trace tells of workers.
+    """Add a lane for each worker below the others, if the trace has worker records.
 
-    A batch is a slice, its samples and its collating are slices in it. All are cut where the trace begins and
-    ends. The fetch of the step that used a batch is launched by it; of several loaders' batches by the one
-    that was ready last.
+    A batch is a slice, with slices for its samples and its collation inside. All are clipped to the trace. A
+    batch launches the fetch of the step that used it; with multiple loaders, the batch that was ready last
+    does.
 
     Args:
         drawn: k slices.
-        order: row of each slice in the trace, other numbers for what is no event, shape (k,).
+        order: each slice's row in the trace, other numbers for slices that aren't events, shape (k,).
 
     Returns:
-        The timeline, and ``order`` with -1 for each slice that was added.
+        The timeline, and ``order`` with -1 for each added slice.
     """
     made = find_worker_batches(shared)
     if not len(made):
@@ -97,7 +97,6 @@ def with_workers(
 
 
 def _names(made: MadeBatches) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The distinct names of batches, and which each one has, shape (n,)."""
     numbers, place = np.unique(made.index, return_inverse=True)
     return tuple(f"batch {number}" if number >= 0 else "batch" for number in numbers.tolist()), place.reshape(
         -1
@@ -105,7 +104,6 @@ def _names(made: MadeBatches) -> tuple[tuple[str, ...], NDArray[np.int64]]:
 
 
 def _details(made: MadeBatches, end_ns: int) -> tuple[str, ...]:
-    """What is known of each batch beyond its times."""
     texts = []
     for place in range(len(made)):
         samples, waited_ns, step = (
@@ -129,13 +127,13 @@ def _details(made: MadeBatches, end_ns: int) -> tuple[str, ...]:
 def _launch(
     drawn: DrawnTimeline, made: MadeBatches, order: NDArray[np.int64], place: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """What launches each slice that was there before: of fetches the batch that their step used, shape (k,).
+    """Return what launches each existing slice; for a fetch, the batch that its step used; shape (k,).
 
     Args:
         drawn: k slices.
         made: n batches.
-        order: row of each slice in the trace, shape (k,).
-        place: of the slice of each batch, shape (n,).
+        order: each slice's row in the trace, shape (k,).
+        place: index of each batch's slice, shape (n,).
     """
     used = np.flatnonzero(made.fetch >= 0)
     used = used[np.argsort(made.ready_ns[used], kind="stable")]

@@ -1,8 +1,8 @@
-// Charts. The values of the point under the pointer, or chosen with the arrow keys, stand in the legend.
+// Charts. The legend shows the values of the point under the pointer, or selected with the arrow keys.
 
 import { heading, make } from "./dom.js";
 
-/** @typedef {{at: number, label: string}} Tick a label at a share of an axis, in percent */
+/** @typedef {{at: number, label: string}} Tick a label on an axis, at a percentage of its length */
 
 /**
  * @typedef {Object} ChartData
@@ -12,7 +12,7 @@ import { heading, make } from "./dom.js";
  * @property {"bar" | "area" | "line"} form
  * @property {string} y_label
  * @property {string} x_label
- * @property {{label: string, color: string, path: string, value: string, percent: number | null}[]} layers the lowest first
+ * @property {{label: string, color: string, path: string, value: string, percent: number | null}[]} layers lowest first
  * @property {Tick[]} x_ticks
  * @property {Tick[]} y_ticks
  * @property {string[]} notes
@@ -38,7 +38,7 @@ export function drawChart(data) {
 }
 
 /**
- * One bar, which says all in its legend.
+ * One bar, with all numbers in its legend.
  * @param {ChartData} data
  */
 function shareBar({ layers }) {
@@ -87,7 +87,7 @@ function plot(data) {
     const mark = make("i", { class: `${layer.color}${form === "line" ? " line" : ""}` });
     return make("li", { class: layers.length === 1 && "only" }, mark, `${layer.label} `, values[place]);
   });
-  if (form !== "line") items.reverse(); // the uppermost of a stack stands first
+  if (form !== "line") items.reverse(); // the legend starts with the top of the stack
   const total = make("b");
   const sum = hover.totals.length && layers.length > 1 ? [make("li", { class: "total" }, "Total ", total)] : [];
   followPoints(field, cursor, hover.points.length, (index) => {
@@ -111,7 +111,7 @@ function plot(data) {
 }
 
 /**
- * The cursor stands at the point under the pointer, or chosen with the keyboard.
+ * The cursor is at the point under the pointer, or selected with the keyboard.
  * @param {HTMLElement} field
  * @param {HTMLElement} cursor
  * @param {number} count of points

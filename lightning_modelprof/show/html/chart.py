@@ -1,7 +1,7 @@
-"""A chart as shapes and texts: paths in a square of 1000 by 1000 and labels at shares of its sides.
+"""A chart as shapes and texts: paths in a square of 1000 by 1000, and labels at shares of its sides.
 
-The page stretches the square to its width, so one drawing serves every screen and the printer. Every number
-that is read is written here, through ``units.py``; the page's script only moves and shows what it was given.
+The page stretches the square to its width, so one drawing works for every screen and the printer. Every
+displayed number is formatted here, through ``units.py``; the page's script only moves and shows what it gets.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ _SIDE: Final = 1000.0
 
 
 _GAP: Final = 0.12
-"""Share of a bar's place that stays free, where there are few bars."""
+"""Share of a bar's slot that stays empty, if there are few bars."""
 
 
 _FEW: Final = 80
 
 
 _STROKE: Final = 4.0
-"""Half the length of the stroke that a lone point of a curve is; at least a quarter of its place."""
+"""Half the length of the stroke for a lone point of a curve; at least a quarter of its slot."""
 
 
 _CROSS: Final = 70.0
-"""Half the height of a curve's only point."""
+"""Half the height of the cross for a curve's only point."""
 
 
 _OUTLIER: Final = 3.0
-"""The axis ends near the 98th percentile where the largest value is so many times as large."""
+"""If the largest value is this many times the 98th percentile, the axis ends near the percentile."""
 
 
 _LEAST_FOR_OUTLIERS: Final = 10
-"""Of fewer points each one matters, and nothing is usual."""
+"""With fewer points, each one matters and none is an outlier."""
 
 
 _NUM_LINES: Final = 5
-"""How many of the colours without a meaning a thin line can have."""
+"""Number of colors without a meaning that a thin line can have."""
 
 
 class Layer(Record, frozen=True):
-    """One series: its name, class of its colour, path, and, of one value, that value and its share."""
+    """One series: label, color class and path; with a single value, also its text and share."""
 
     label: str
     color: str
@@ -71,13 +71,13 @@ class Layer(Record, frozen=True):
 
 
 class ChartView(Record, frozen=True, kw_only=True):
-    """What a page needs of a chart.
+    """Everything that a page needs for a chart.
 
     Attributes:
         form: ``bar`` for one stacked bar, ``area`` for bars side by side, ``line`` for curves.
-        layers: the lowest first.
-        hover: what is shown when a point is looked at: the points, and for each layer its values.
-        level: the line across the chart, and what is written at it.
+        layers: lowest first.
+        hover: tooltip texts: the points, and each layer's values.
+        level: line across the chart, with its label.
     """
 
     id: str
@@ -95,7 +95,7 @@ class ChartView(Record, frozen=True, kw_only=True):
 
 
 def chart_view(chart: Chart) -> ChartView | None:
-    """Draw a chart; ``None`` when it has no point."""
+    """Draw a chart; ``None`` if it has no points."""
     if not chart.x or not chart.series:
         return None
     known = [[_known(value) for value in series.values] for series in chart.series]
@@ -103,7 +103,7 @@ def chart_view(chart: Chart) -> ChartView | None:
     write, y_label, scale = _writer(chart, sums)
     notes = [printable(note) for note in chart.notes]
     is_bar = chart.kind == "stacked" and len(chart.x) == 1
-    top, note = _top(chart, sums if chart.kind == "stacked" else list(chain(*known)), write, scale)
+    top, note = _axis_top(chart, sums if chart.kind == "stacked" else list(chain(*known)), write, scale)
     if note and not is_bar:
         notes.append(note)
     floors = _floors(chart, known)
@@ -146,7 +146,7 @@ def _level(chart: Chart, top: float) -> Tick | None:
 
 
 def _writer(chart: Chart, sums: Sequence[float]) -> tuple[Callable[[float | None], str], str, float]:
-    """How a value is written, what the axis is called, and how many of the raw unit the axis counts in."""
+    """Return the value formatter, the axis label, and the size of the axis unit in raw units."""
     values = [value for series in chart.series for value in series.values if value is not None]
     if chart.unit is Unit.DURATION_NS:
         unit = choose_time_unit(sums if chart.kind == "stacked" else values)
@@ -169,7 +169,6 @@ def _known(value: float | None) -> float:
 
 
 def _colors(chart: Chart) -> list[str]:
-    """Classes of the colours of all series: different ones, as far as there are."""
     if len(chart.series) == 1:
         return [nameless_class(0)]
     if chart.kind == "line":
@@ -178,7 +177,6 @@ def _colors(chart: Chart) -> list[str]:
 
 
 def _floors(chart: Chart, known: Sequence[list[float]]) -> list[list[float]]:
-    """Where each layer begins, point by point: on the layers below, or at zero."""
     zeros = [0.0] * len(chart.x)
     if chart.kind != "stacked":
         return [zeros for _ in chart.series]
@@ -190,10 +188,10 @@ def _floors(chart: Chart, known: Sequence[list[float]]) -> list[list[float]]:
     return list(above)
 
 
-def _top(
+def _axis_top(
     chart: Chart, heights: Sequence[float], write: Callable[[float | None], str], scale: float
 ) -> tuple[float, str]:
-    """Where the upper end of the axis is, and a sentence if it cuts something off."""
+    """Return the upper end of the axis, and a sentence if it cuts values off."""
     ranked = sorted(heights)
     largest, usual = ranked[-1], ranked[int(0.98 * (len(ranked) - 1))]
     is_few = len(ranked) < _LEAST_FOR_OUTLIERS
@@ -212,7 +210,6 @@ def _curve(chart: Chart, values: Sequence[float | None], top: float) -> str:
 
 
 def _bars(floor: Sequence[float], heights: Sequence[float], top: float) -> str:
-    """Rectangles side by side; none where nothing was measured or nothing is."""
     width = _SIDE / len(heights)
     gap = _GAP * width / 2 if len(heights) <= _FEW else 0.0
     return "".join(
@@ -224,10 +221,11 @@ def _bars(floor: Sequence[float], heights: Sequence[float], top: float) -> str:
 
 
 def _line(places: Sequence[float], values: Sequence[float | None], top: float) -> str:
-    """A curve, interrupted where nothing was measured; ``places`` are shares of the width.
+    """Draw a curve with gaps where nothing was measured; ``places`` are shares of the width.
 
-    A point with nothing on either side is a short stroke, for a curve of one point would not be seen; the
-    only one among the points of other curves is a cross, for a stroke along one of these is not seen either.
+    A point without neighbors is a short stroke, because a curve of one point would be invisible. If it's the
+    only one among other curves' points, it's a cross, because a stroke along another curve would be invisible
+    too.
     """
     runs: list[list[tuple[float, float]]] = [[]]
     for place, value in zip(places, values, strict=True):
@@ -252,7 +250,6 @@ def _y(value: float, top: float) -> float:
 
 
 def _hover(chart: Chart, sums: Sequence[float], write: Callable[[float | None], str]) -> dict[str, Any]:
-    """The texts of every point: its place, the values of the layers, and their sum where they add up."""
     width, label = point_width(chart), printable(chart.x_label)
     points = []
     for index, x in enumerate(chart.x):
@@ -277,26 +274,26 @@ def _hover(chart: Chart, sums: Sequence[float], write: Callable[[float | None], 
     return hover
 
 
-@lru_cache(maxsize=1024)  # the charts of a run have their places in common
+@lru_cache(maxsize=1024)  # a run's charts share their places
 def _place(x: float) -> str:
     return format_cell(without_noise(x), Unit.TEXT)
 
 
 class Tick(Record, frozen=True):
-    """A label at a share of an axis, in percent from the left or from the bottom."""
+    """A label on an axis, at a percentage from the left or the bottom."""
 
     at: float
     label: str
 
 
 def _nice_step(span: float, most: int) -> float:
-    """The smallest of 1, 2, 5, 10, 20, ... that divides ``span`` into at most ``most`` parts."""
+    """Return the smallest of 1, 2, 5, 10, 20, ... that divides ``span`` into at most ``most`` parts."""
     power = 10.0 ** math.floor(math.log10(span / most))
     return next(power * factor for factor in (1, 2, 5, 10, 20) if span / (power * factor) <= most)
 
 
 def y_ticks(top: float, scale: float) -> list[Tick]:
-    """Labels at round numbers from 0 up to ``top``, counted in ``scale`` of the values' own unit."""
+    """Label round numbers from 0 to ``top``; ``scale`` is the size of the axis unit."""
     step = _nice_step(top / scale, 5)
     count = int(top / scale / step * (1 + 1e-9))
     return [
@@ -306,19 +303,19 @@ def y_ticks(top: float, scale: float) -> list[Tick]:
 
 
 def without_noise(value: float) -> float | int:
-    """Without the noise that a multiple of 0.1 has in binary."""
+    """Remove the binary rounding noise of multiples of 0.1."""
     rounded = float(f"{value:.12g}")
     return int(rounded) if rounded.is_integer() else rounded
 
 
 def x_ticks(chart: Chart) -> tuple[Tick, ...]:
-    """Labels at round numbers: at the edges of a histogram's bars, else below the middle of a point."""
+    """Label round numbers: at bar edges in histograms, else below the middle of a point."""
     first, width = chart.x[0], point_width(chart)
     span = width * len(chart.x)
     is_edge = chart.kind == "histogram"
     step = _nice_step(span, 7)
     if not is_edge and width >= 1:
-        step = max(1.0, step)  # a step has no half
+        step = max(1.0, step)  # there are no half steps
     ticks = []
     for k in range(math.ceil(first / step - 1e-9), math.floor((first + span) / step + 1e-9) + 1):
         at = 100 * (k * step - first + (0 if is_edge else min(width, 1) / 2)) / span
@@ -328,5 +325,5 @@ def x_ticks(chart: Chart) -> tuple[Tick, ...]:
 
 
 def point_width(chart: Chart) -> float:
-    """Distance of two points; 1 where there is only one."""
+    """Return the distance between points; 1 if there is only one."""
     return (chart.x[-1] - chart.x[0]) / (len(chart.x) - 1) if len(chart.x) > 1 else 1.0

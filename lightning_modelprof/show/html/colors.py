@@ -1,7 +1,7 @@
-"""One colour for one meaning, in all views: what is shown in which colour, and the CSS that says so.
+"""One color per meaning in all views, and the CSS for it.
 
-A colour is the same on a light and on a dark page. Those that stand beside each other are told apart also by
-readers who see no red, no green or no blue; ``tests/show/test_colors.py`` measures it.
+A color is the same on light and dark pages. Readers who see no red, no green or no blue can also tell
+adjacent colors apart; ``tests/show/test_colors.py`` measures it.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from lightning_modelprof.record import Record
 
 
 class Meaning(Record, frozen=True):
-    """What a colour stands for.
+    """A color and what it stands for.
 
     Attributes:
-        name: in CSS, behind ``--m-``.
-        words: keys of series and of parts of the step card, and kinds of slices of the timeline.
+        name: CSS name after ``--m-``.
+        words: keys of series and of step card parts, and kinds of timeline slices.
     """
 
     name: str
@@ -85,24 +85,24 @@ MEANINGS: Final = (
 )
 
 NAMELESS: Final = ("#1086e0", "#ce6177", "#36803b", "#977ebe", "#c0943f", "#3ecce9", "#adde78")
-"""Of what has no meaning of its own, such as operators by name; thin lines are seen in the first five."""
+"""Colors without a meaning, as for operators by name; the first five are visible in thin lines."""
 
 _MEANING_OF: Final = {word: one for one in MEANINGS for word in (one.name, *one.words)}
 
 
 def color_class(word: str) -> str | None:
-    """Class of the colour that ``word`` has everywhere, such as ``m-forward``; ``None`` if it has none."""
+    """Return the color class that ``word`` always has, such as ``m-forward``; ``None`` if it has none."""
     meaning = _MEANING_OF.get(word)
     return None if meaning is None else f"m-{meaning.name}"
 
 
 def nameless_class(place: int) -> str:
-    """Class of the colour of the series at ``place`` among those that have no meaning."""
+    """Return the color class of the series at ``place`` among those without a meaning."""
     return f"c{1 + place % len(NAMELESS)}"
 
 
 def color_classes(words: Sequence[str]) -> list[str]:
-    """Classes of the colours of series in one picture: of two with one meaning, the second has another."""
+    """Choose the color classes of one picture's series; the second of two with one meaning gets another."""
     found: list[str] = []
     for word in words:
         own = color_class(word)
@@ -122,7 +122,7 @@ _COLOR_OF: Final = {
 
 
 def colors_css() -> str:
-    """What ``parts.css`` has of it: a variable and a class of each colour, a variable of each other word."""
+    """Write the generated part of ``parts.css``: a variable and class per color, a variable per word."""
     words = {re.sub(r"[^a-z]+", "-", word): one.name for one in MEANINGS for word in one.words}
     variables = [
         *(f"--{name}: {color};" for name, color in _COLOR_OF.items()),
@@ -134,7 +134,6 @@ def colors_css() -> str:
 
 
 def _lines(rules: Sequence[str]) -> str:
-    """Rules side by side in lines that can be read."""
-    spaces = str.maketrans(" ", "\0")  # within a rule no line ends
+    spaces = str.maketrans(" ", "\0")  # keeps each rule on one line
     text = " ".join(rule.translate(spaces) for rule in rules)
     return fill(text, 150, break_long_words=False, break_on_hyphens=False).translate({0: " "}) + "\n"

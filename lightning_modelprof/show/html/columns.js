@@ -5,7 +5,7 @@ import { make } from "./dom.js";
 /** @typedef {import("./table.js").SortableTable} SortableTable */
 
 /**
- * A folded list of all columns; its content is made when it is first opened.
+ * A folded list of all columns, built when it's first opened.
  * @param {SortableTable} table
  */
 export function columnMenu(table) {

@@ -1,4 +1,4 @@
-"""Columns of a table in a page: which are seen, which one orders the rows, and the bars of changes."""
+"""Table columns in a page: which are visible, which one orders the rows, and the bars of changes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lightning_modelprof.report.model import Better, Table, Unit
 from lightning_modelprof.units import format_cell
 
 _FEWEST: Final = 3
-"""Of fewer values it says nothing that they fall."""
+"""With fewer values, falling numbers mean nothing."""
 
 
 def hidden_places(
     table: Table, places: Sequence[int | None], has_any: Callable[[int], bool], sorted_by: int | None
 ) -> tuple[int, ...]:
-    """The places in the page of all but the main columns that have anything; none of a table without any.
+    """Return the page's hidden columns: all but the non-empty main ones; none if no column is main.
 
     Args:
-        places: those of the page in the table, ``None`` for one of which nothing was measured.
-        has_any: whether the column at a place in the page has anything in it.
-        sorted_by: place in the page of the column that orders the rows, which is always seen.
+        places: the table column of each page column, ``None`` for one without measurements.
+        has_any: whether a page column has any content.
+        sorted_by: page column that orders the rows, which is always visible.
     """
     if not any(column.is_main for column in table.columns):
         return ()
@@ -42,12 +42,11 @@ def _is_main(table: Table, place: int | None) -> bool:
 def sorted_place(
     table: Table, places: Sequence[int | None], values: Callable[[int], Sequence[float | None]]
 ) -> int | None:
-    """The column of the page whose numbers fall from row to row: the first main one, else the first.
+    """Return the page column whose numbers fall from row to row: the first main one, else the first.
 
     Args:
         places: as above.
-        values: those of the column at a place in the page; of a tree of the rows at its top. What was not
-            measured has to stand last.
+        values: values of a page column; in trees, of the top rows. Missing values must be last.
     """
     falling = [
         number
@@ -66,10 +65,10 @@ def _falls(values: Sequence[float | None]) -> bool:
 
 
 _MOST_RATIO: Final = 1.0
-"""Bars of shares end here: what was next to nothing before would make all others vanish."""
+"""Bars of shares end here, or changes from almost nothing would make all others vanish."""
 
 TONES: Final = {"better": "better", "worse": "worse", "neutral": "neither"}
-"""Class of a bar, and its word in the legend."""
+"""Class of a bar → its word in the legend."""
 
 
 class ChangeBar(Record, frozen=True):
@@ -78,7 +77,7 @@ class ChangeBar(Record, frozen=True):
     Attributes:
         left, width: shares of the cell.
         tone: one of ``TONES``.
-        is_cut: whether the change goes beyond the bar.
+        is_cut: whether the change exceeds the bar.
     """
 
     left: float
@@ -88,10 +87,10 @@ class ChangeBar(Record, frozen=True):
 
 
 def change_bars(table: Table) -> Mapping[tuple[int, int], ChangeBar]:
-    """The bars of a table by row and column.
+    """Return a table's bars by row and column.
 
-    Definition: the longest bar of a column, of each unit where these differ by row, is its largest change,
-    hidden rows included; those of shares end at 100 %.
+    A column's longest bar (per unit, if units differ by row) is its largest change, including hidden rows;
+    bars of shares end at 100%.
     """
     values: dict[tuple[int, int], float] = {}
     for column, one in enumerate(table.columns):
@@ -112,7 +111,6 @@ def change_bars(table: Table) -> Mapping[tuple[int, int], ChangeBar]:
 
 
 def cut_note(bars: Mapping[tuple[int, int], ChangeBar]) -> str:
-    """How many bars are cut; ``""`` if none is."""
     cut = sum(bar.is_cut for bar in bars.values())
     if not cut:
         return ""

@@ -1,4 +1,4 @@
-// Copies of a table for a spreadsheet and for Markdown: the rows and columns that are seen, in their order.
+// Copies of a table for spreadsheets and Markdown: the visible rows and columns, in their order.
 
 import { countRows, isMissing, textOf, valueOf, wholeText } from "./cells.js";
 
@@ -23,7 +23,7 @@ export function connectChanges(root) {
 }
 
 /**
- * Without navigator.clipboard, as in frames and on pages without TLS, the selection is copied.
+ * Without navigator.clipboard, as in frames and on pages without TLS, copies the selection.
  * @param {string} text
  * @returns {Promise<boolean>} whether it is in the clipboard
  */
@@ -55,9 +55,9 @@ function copySelection(text) {
 }
 
 /**
- * Quoted as in RFC 4180. Numbers are raw: in the unit that their heading says, ratios as fractions. A tree has
- * its depth in the first column, grouped rows their group; a heading stands for the rows that are folded into
- * it, so that nothing is there twice.
+ * Quoted as in RFC 4180. Numbers are raw: in the heading's unit, ratios as fractions. A tree has its depth in the
+ * first column, grouped rows their group; a heading represents the rows that are folded into it, so that nothing
+ * appears twice.
  * @param {SortableTable} table
  */
 export function tableAsCsv({ data, headings, listed, seen }) {
@@ -87,12 +87,12 @@ function csvCell(cell) {
   return value !== null ? String(value) : isMissing(cell) ? "" : csvText(wholeText(cell));
 }
 
-// What a spreadsheet takes for the begin of a formula: OWASP's list, whose signs may be wide ones and have spaces
-// before them. Not only at the begin of a cell: where commas are decimal points, a cell ends at each semicolon.
+// What spreadsheets read as the start of a formula: OWASP's list, whose signs may be wide and have spaces before
+// them. It matters not only at the start of a cell: where commas are decimal points, cells end at semicolons.
 const FORMULA = /(^|;)([\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])/g;
 
 /**
- * A spreadsheet would run a text that begins like a formula; the apostrophe makes it a text.
+ * A spreadsheet would run a text that starts like a formula; the apostrophe makes it a text.
  * @param {string} text
  */
 function csvText(text) {
@@ -123,7 +123,7 @@ function markdownCell({ cells, depth, group }, place) {
 }
 
 /**
- * A name that is a formula nowhere: its first sign is written as an entity, which is shown as it is.
+ * A name that is a formula nowhere: its first sign is an entity, which displays the same.
  * @param {string} text
  */
 function markdownName(text) {
@@ -133,7 +133,7 @@ function markdownName(text) {
 }
 
 /**
- * As the report's own Markdown escapes names.
+ * Escape names as the report's own Markdown does.
  * @param {string} text
  */
 function markdownText(text) {

@@ -1,4 +1,4 @@
-// The document of a report: its charts, flame graphs and tables are drawn from it; its head is HTML already.
+// A report's document: its charts, flame graphs and tables are drawn from it; its head is already HTML.
 
 import { drawChart } from "./chart.js";
 import { connectChanges } from "./copying.js";
@@ -15,19 +15,19 @@ import { SortableTable } from "./table.js";
  */
 
 /**
- * How a reader looks at tables and flame graphs, by their ids; from an address anything can come.
+ * A reader's settings for tables and flame graphs, by id; an address can contain anything.
  * @typedef {{tables?: Record<string, any>, flames?: Record<string, any>}} Looks
  */
 
 /** @typedef {{charts: HTMLElement[], flames: FlameGraph[], tables: SortableTable[]}} Drawn */
 
-const PAUSE_MS = 200; // while somebody types, a look is not told
+const PAUSE_MS = 200; // while typing, settings aren't reported
 
-/** How a reader looks at the parts of one or more documents, and who is told when that changes. */
+/** A reader's settings for the parts of one or more documents, and whom to notify of changes. */
 export class LooksOfParts {
   /**
-   * @param {Looks} state how the reader has left the parts
-   * @param {(changed: Looks) => void} onState gets the looks of all tables, or of all flame graphs
+   * @param {Looks} state how the reader left the parts
+   * @param {(changed: Looks) => void} onState gets the settings of all tables, or of all flame graphs
    */
   constructor(state = {}, onState = () => {}) {
     /** @type {Record<"tables" | "flames", Record<string, any>>} */
@@ -42,7 +42,7 @@ export class LooksOfParts {
   /**
    * @param {"tables" | "flames"} kind
    * @param {string} id
-   * @returns {[any, (look: object) => void]} the look of a part, and what takes another one
+   * @returns {[any, (look: object) => void]} the settings of a part, and a function that changes them
    */
   of(kind, id) {
     const looks = this.looks[kind];
@@ -62,7 +62,7 @@ export class LooksOfParts {
 }
 
 /**
- * Draw all of a document; where it stands is up to the page.
+ * Draw everything in a document; the page places it.
  * @param {PageDocument} document
  * @returns {Drawn}
  */
@@ -75,8 +75,8 @@ export function drawDocument({ charts, flames, tables }, looks = new LooksOfPart
 }
 
 /**
- * Make everything in the HTML of a head work that can be pressed.
- * @param {ParentNode} root call it once for each piece of HTML
+ * Make all controls in a head's HTML work.
+ * @param {ParentNode} root call it once per piece of HTML
  */
 export function connectHead(root) {
   connectPlaces(root);

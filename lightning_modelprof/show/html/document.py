@@ -1,7 +1,7 @@
 """The document that pages draw in the browser: charts, flame graphs and tables as plain JSON values.
 
-report.html holds one, and each view of the dashboard gets one or two. What can be read without a script, the
-head of a report, is HTML (``parts.py``) and may stand above and below what is drawn.
+report.html has one, and each dashboard view has one or two. What's readable without a script, such as the
+head of a report, is HTML (``parts.py``) above and below what is drawn.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def page_document(
     flames: Iterable[FlameGraph] = (),
     tables: Iterable[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    """What a page draws; charts without a point and flame graphs without a width are left out.
+    """Build what a page draws, without charts that have no points and flame graphs that have no width.
 
     Args:
-        tables: of :func:`table_data`.
+        tables: results of :func:`table_data`.
     """
     return {
         "charts": [msgspec.to_builtins(view) for chart in charts if (view := chart_view(chart)) is not None],
@@ -38,11 +38,11 @@ def page_document(
 def table_data(
     table: Table, *, is_folded: bool = False, no_slices: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """A table with rows.
+    """Build a table with rows.
 
     Args:
-        is_folded: whether it is seen only once a reader opens it.
-        no_slices: where rows have the names of slices of a timeline that the page has: those that have none.
+        is_folded: whether it's hidden until a reader opens it.
+        no_slices: the names without slices, if the page's timeline has slices named like the rows.
     """
     return {
         **table_view(table).plain(),
@@ -52,7 +52,7 @@ def table_data(
 
 
 def encode(values: Any) -> bytes:
-    """Plain values as JSON in UTF-8; a number that JSON has no word for is null."""
+    """Encode plain values as UTF-8 JSON; numbers that JSON can't express become null."""
     try:
         return msgspec.json.encode(values)
     except UnicodeEncodeError:
@@ -60,5 +60,5 @@ def encode(values: Any) -> bytes:
 
 
 def as_script(document: dict[str, Any]) -> str:
-    """JSON for a ``script`` element, which no name in it can end."""
+    """Encode as JSON for a ``script`` element, so that no name can end the element."""
     return encode(document).decode().replace("<", "\\u003c")

@@ -1,10 +1,10 @@
-// How elements are made.
+// Building elements.
 
 /**
- * An element in one line. Texts become text nodes, so a name of the user's can never be markup.
+ * Build an element in one line. Texts become text nodes, so a user's name can never be markup.
  * @template {keyof HTMLElementTagNameMap} K
  * @param {K} name
- * @param {Record<string, string | boolean | EventListener>} [attributes] "on..." are listeners; false leaves one out
+ * @param {Record<string, string | boolean | EventListener>} [attributes] "on..." are listeners; false omits one
  * @param {(Node | string)[]} children
  * @returns {HTMLElementTagNameMap[K]}
  */
@@ -19,9 +19,9 @@ export function make(name, attributes = {}, ...children) {
 }
 
 /**
- * A heading, which says what it means when it is pointed at.
+ * A heading, with its definition as a tooltip.
  * @param {string} text
- * @param {string} about "" says nothing
+ * @param {string} about "" for none
  */
 export function heading(text, about) {
   return make("h2", { title: about || false }, text);

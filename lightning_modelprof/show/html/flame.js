@@ -1,5 +1,5 @@
-// Flame graphs. A click or Enter makes a box as wide as the graph; Escape, the button, or the box around all
-// of them shows the whole again.
+// Flame graphs. A click or Enter makes a box as wide as the graph; Escape, the button, or the outermost box shows
+// the whole graph again.
 
 import { heading, make } from "./dom.js";
 import { copyPlace, openStack, placeButton } from "./places.js";
@@ -9,7 +9,7 @@ import { copyPlace, openStack, placeButton } from "./places.js";
  * @property {string} id
  * @property {string} title
  * @property {string} about
- * @property {string} total what the full width is
+ * @property {string} total what the full width stands for
  * @property {[left: number, width: number, row: number, kind: string, text: string, at: string, about: string][]} boxes
  * @property {number} rows how deep it is
  * @property {[kind: string, word: string][]} kinds
@@ -24,21 +24,21 @@ import { copyPlace, openStack, placeButton } from "./places.js";
  * @property {number} width share of the whole graph
  * @property {number} row 0 at the top
  * @property {string} text
- * @property {string} at its file and line; "" if it has none
- * @property {string} about the whole name, and in a second line its time
+ * @property {string} at file and line; "" if it has none
+ * @property {string} about the whole name, and its time on a second line
  * @property {boolean} isShown
- * @property {number} left edge as a share of what is seen
+ * @property {number} left edge as a share of the visible part
  * @property {number} right
  */
 
 export class FlameGraph {
   static roomForText = 24; // points
   static paperWidth = 1000;
-  static many = 12; // boxes, of which it is worth searching some
+  static many = 12; // with fewer boxes, there's no search
 
   /**
    * @param {FlameData} data
-   * @param {{zoom?: number, search?: string}} look as the reader has left it
+   * @param {{zoom?: number, search?: string}} look as the reader left it
    * @param {(look: {zoom?: number, search?: string}) => void} onChange
    */
   constructor(data, look = {}, onChange = () => {}) {
@@ -114,11 +114,11 @@ export class FlameGraph {
       const to = /** @type {Node | null} */ (event.relatedTarget);
       if (!this.line.contains(to) && to !== this.stack) this.tell(undefined);
     });
-    this.line.addEventListener("mousedown", (event) => event.preventDefault()); // a focus would change the line
+    this.line.addEventListener("mousedown", (event) => event.preventDefault()); // focus would change the line
     this.stack?.addEventListener("click", () => this.showStack(this.current));
     this.frame.addEventListener("keydown", (event) => this.press(event));
     this.reset.addEventListener("click", () => {
-      const isFocused = this.reset === document.activeElement; // until it can no longer be pressed
+      const isFocused = this.reset === document.activeElement; // until it's disabled
       this.zoom(null);
       if (isFocused) this.choose(this.current);
     });
@@ -129,7 +129,7 @@ export class FlameGraph {
   }
 
   /**
-   * Paper has the whole graph, and no room to look into it.
+   * Paper shows the whole graph, because it can't be zoomed.
    * @param {boolean} isOnPaper
    */
   print(isOnPaper) {
@@ -149,7 +149,7 @@ export class FlameGraph {
   }
 
   /**
-   * The place in the line copies itself.
+   * The place in the line is a button that copies it.
    * @param {Box} box
    */
   offerPlace({ at }) {
@@ -169,7 +169,7 @@ export class FlameGraph {
     openStack(box.isShown ? box.element : this.frame, calls);
   }
 
-  /** @param {Box | null} box null shows all */
+  /** @param {Box | null} box null for all */
   zoom(box) {
     this.zoomed = box && box.width < 1 ? box : null;
     this.reset.disabled = this.zoomed === null;
@@ -195,12 +195,12 @@ export class FlameGraph {
     }
   }
 
-  // Boxes beside the zoomed one vanish; those around it become as wide as the graph.
+  // Boxes next to the zoomed one vanish; those around it become as wide as the graph.
   show() {
     const zoomed = this.isOnPaper ? null : this.zoomed;
     const points = this.isOnPaper ? FlameGraph.paperWidth : this.frame.clientWidth;
     const { x, width } = zoomed ?? { x: 0, width: 1 };
-    const noise = 1e-4; // what rounding leaves of boxes that only touch
+    const noise = 1e-4; // rounding error of boxes that only touch
     for (const box of this.boxes) {
       const left = Math.max(0, (box.x - x) / width);
       const right = Math.min(1, (box.x + box.width - x) / width);
@@ -218,12 +218,12 @@ export class FlameGraph {
     }
   }
 
-  // Words as in the tables. Boxes in boxes that were found do not count twice.
+  // Same words as in tables. Boxes inside matching boxes don't count twice.
   find() {
     const words = (this.search?.value ?? "").toLowerCase().split(/\s+/).filter(Boolean);
     /** @param {Box} box */
     const isFound = (box) => {
-      const name = box.about.split("\n")[0].toLowerCase(); // and where it is, but no numbers
+      const name = box.about.split("\n")[0].toLowerCase(); // includes the place, but no numbers
       return words.every((word) => name.includes(word));
     };
     const found = words.length ? this.boxes.filter(isFound) : [];

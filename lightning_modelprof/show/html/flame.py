@@ -1,8 +1,8 @@
-"""A flame graph as boxes, whose places and widths are shares of the graph's.
+"""A flame graph as boxes, with places and widths as shares of the graph's width.
 
-The graph hangs from the top, as icicles do: a page is read from above, so the outermost boxes are seen first
-and the deep and narrow ones need scrolling. Every number that is read is written here, except the share of
-what a search finds.
+The graph hangs from the top like icicles: pages are read from above, so the outermost boxes come first and
+the deep, narrow ones need scrolling. Every displayed number is formatted here, except the share of search
+matches.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from lightning_modelprof.show.layout import shorten
 from lightning_modelprof.units import format_amount, format_cell
 
 MAX_BOXES: Final = 2_000
-"""Boxes of one graph: a browser stays quick, and narrower ones could not be told apart."""
+"""Maximum boxes per graph: keeps browsers quick, and narrower boxes couldn't be told apart."""
 
 _MAX_NAME: Final = 160
-"""Characters of a name in its box; no screen is wider. The line below the graph has all of them."""
+"""Maximum characters of a name in its box; no screen is wider. The line below the graph has all of them."""
 
 _KINDS: Final = {
     "users": "your code",
@@ -30,19 +30,19 @@ _KINDS: Final = {
     "phase": "phase",
     "joined": "small frames, merged",
 }
-"""Class of a box, and its word in the legend."""
+"""Class of a box → its word in the legend."""
 
 
 class Box(Record, frozen=True, array_like=True):
-    """One box; in JSON a list.
+    """One box; a list in JSON.
 
     Attributes:
         left, width: shares of the graph's width.
         row: 0 at the top.
         kind: one of ``_KINDS``.
         text: the name, short enough for a box.
-        at: its file and line; ``""`` if it has none.
-        about: the whole name, where it is; in a second line how long it takes and what share that is.
+        at: file and line; ``""`` if it has none.
+        about: whole name and place; on a second line, time and share.
     """
 
     left: float
@@ -55,14 +55,14 @@ class Box(Record, frozen=True, array_like=True):
 
 
 class FlameView(Record, frozen=True, kw_only=True):
-    """What a page needs of a flame graph.
+    """Everything that a page needs for a flame graph.
 
     Attributes:
-        boxes: outer ones before those in them.
+        boxes: outer ones before those inside them.
         rows: how deep it is.
-        kinds: class and word of the kinds of boxes, for a legend; empty where no box is anybody's code.
-        total: what the full width is.
-        has_places: whether any box is at a line of code.
+        kinds: class and word of the kinds of boxes, for a legend; empty if no box has code.
+        total: what the full width stands for.
+        has_places: whether any box has a line of code.
     """
 
     id: str
@@ -77,7 +77,7 @@ class FlameView(Record, frozen=True, kw_only=True):
 
 
 def flame_view(flame: FlameGraph) -> FlameView | None:
-    """Draw a flame graph; ``None`` when no box has a width."""
+    """Draw a flame graph; ``None`` if no box has a width."""
     frames = [frame for frame in flame.frames if math.isfinite(frame.total) and frame.total > 0]
     if not frames:
         return None
@@ -98,9 +98,9 @@ def flame_view(flame: FlameGraph) -> FlameView | None:
 
 
 def _widest(frames: Sequence[FlameFrame], total: float) -> tuple[Sequence[FlameFrame], str]:
-    """The widest boxes in their order, and a sentence if there are others.
+    """Return the widest boxes in their order, and a sentence if there are others.
 
-    No box is wider than the one that holds it, so with a box all those around it are kept.
+    No box is wider than its parent, so a box's ancestors are kept with it.
     """
     if len(frames) <= MAX_BOXES:
         return frames, ""
@@ -115,7 +115,6 @@ def _widest(frames: Sequence[FlameFrame], total: float) -> tuple[Sequence[FlameF
 
 
 def _kinds(frames: Sequence[FlameFrame]) -> tuple[list[str], tuple[tuple[str, str], ...]]:
-    """The class of each box, and the classes with their words for a legend."""
     kinds = [_kind(frame) for frame in frames]
     if not set(kinds) - {"phase", "joined"}:
         return ["phase"] * len(kinds), ()
@@ -123,7 +122,7 @@ def _kinds(frames: Sequence[FlameFrame]) -> tuple[list[str], tuple[tuple[str, st
 
 
 def _kind(frame: FlameFrame) -> str:
-    """What a box is in a graph of functions: what is nobody's code is a phase, or on it a sum of others."""
+    """Classify a box; without code it's a phase at the top, else a sum of merged boxes."""
     if frame.is_users is None:
         return "phase" if frame.depth == 0 else "joined"
     return "users" if frame.is_users else "installed"
@@ -143,7 +142,7 @@ def _box(frame: FlameFrame, total: float, kind: str, unit: Unit) -> Box:
 
 
 def _about(frame: FlameFrame, share: float, unit: Unit) -> str:
-    """Such as ``Net.loss, train.py:12 (your code)`` and below it ``12.3 ms, 45.00 %; itself 1.20 ms``."""
+    """Format as ``Net.loss, train.py:12 (your code)`` and below it ``12.3 ms, 45.0%; self 1.20 ms``."""
     place = f", {printable(frame.detail)}" if frame.detail and frame.detail != frame.name else ""
     kind = "" if frame.is_users is None else f" ({_KINDS[_kind(frame)]})"
     own = "all self time" if frame.own == frame.total else f"self {format_amount(frame.own, unit)}"

@@ -1,4 +1,4 @@
-"""The head of a report as the page shows it: verdict, findings, key figures, notes and files as texts."""
+"""The head of a report as texts for pages: verdict, findings, key figures, notes and files."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SEVERITIES: Final = {
     Severity.INFO: ("info", "●", "Hint"),
     None: ("unjudged", "○", "Not judged"),
 }
-"""Class, symbol and word, so that neither colour nor sight is needed to tell them apart."""
+"""Class, symbol and word, so that telling them apart requires neither color nor sight."""
 
 
 def note_lines(notes: tuple[str, ...]) -> list[str]:
-    """Notes on one line each, without the empty ones."""
+    """Put each note on one line, without the empty ones."""
     return [text for note in notes if (text := printable(" ".join(note.split())))]
 
 
@@ -46,12 +46,12 @@ def fact_lines(report: Report) -> list[tuple[str, str]]:
 
 
 def setting_lines(report: Report) -> list[tuple[str, str]]:
-    """Name and text of what the run was set to; empty for traces, which do not say it."""
+    """Return name and text of the run's settings; empty for traces, which don't record them."""
     return [(printable(name), printable(value)) for name, value in report.summary.settings.items()]
 
 
 def absent_lines(tables: Sequence[Table]) -> list[tuple[str, str]]:
-    """Title and reason of the tables without rows; one line without a title where many share a reason."""
+    """Return title and reason of tables without rows; tables that share a reason share an untitled line."""
     kept, shared = part_absent([table for table in tables if not table.rows])
     return [
         *((printable(table.title), absent_sentence(table)) for table in kept),
@@ -64,7 +64,7 @@ def absent_sentence(table: Table) -> str:
 
 
 def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
-    """The first line: its word, its sentence, and how much of the time is accounted for."""
+    """Return the first line's word and sentence, and how much of the time is accounted for."""
     if verdict is None:
         return None
     return {
@@ -79,10 +79,10 @@ def verdict_view(verdict: Verdict | None) -> dict[str, str] | None:
 def found_views(
     findings: Sequence[Finding], has_slices: Callable[[Slices], bool] = lambda _: False
 ) -> list[dict[str, Any]]:
-    """What was found, all texts written.
+    """Format what the checks found.
 
     Args:
-        has_slices: whether a timeline beside it has such slices; by default there is none.
+        has_slices: whether the page's timeline has the slices; by default there is no timeline.
     """
     return [_finding(finding, has_slices) for finding in findings if finding.status is Status.FOUND]
 
@@ -113,7 +113,7 @@ def _figure(one: Evidence) -> tuple[str, str]:
 
 
 def _change(change: CodeChange) -> dict[str, Any]:
-    """What to paste: the lines that a reader sees, and the text that the button copies."""
+    """Return what to paste: the lines that a reader sees, and the text that the button copies."""
     lines = change.shown_lines or (("", change.text),)
     label = f"YAML file · {change.label}" if change.is_yaml else change.label
     is_text = all(char.isprintable() or char in "\r\n\t" for char in change.diff)
@@ -126,13 +126,11 @@ def _change(change: CodeChange) -> dict[str, Any]:
 
 
 def _goto(slices: Slices) -> dict[str, str]:
-    """A link into the view of the timeline, as the dashboard follows it."""
     find = {key: value for key, value in (("name", slices.name), ("kind", slices.kind)) if value}
     return {"to": json.dumps({"view": "trace", "find": find}), "name": printable(slices.name or slices.kind)}
 
 
 def _location(place: Place) -> dict[str, Any]:
-    """``file:line``, as editors understand it, and where that is."""
     inner, call = (
         None if one is None else {"file": one.at, "where": one.where} for one in (place.inner, place.call)
     )
@@ -140,7 +138,7 @@ def _location(place: Place) -> dict[str, Any]:
 
 
 def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Passed checks and those that don't apply, each with its code, its healthy state and its sentence."""
+    """Group passed checks and those that don't apply, each with its code, healthy state and sentence."""
     groups = []
     for status, label in ((Status.CLEAN, "Passed"), (Status.NOT_EVALUATED, "Not checked")):
         rules = [
@@ -154,14 +152,14 @@ def other_rules(findings: Sequence[Finding]) -> list[dict[str, Any]]:
 
 
 def _sentence(clause: str) -> str:
-    """A reason with a capital, unless it starts with code such as ``torch.compile``, and a full stop."""
+    """Capitalize a reason, unless it starts with code such as ``torch.compile``, and add a full stop."""
     first = clause.partition(" ")[0].replace("'", "")
     capital = f"{clause[0].upper()}{clause[1:]}" if first.isalpha() else clause
     return capital if capital.endswith((".", "!", "?")) else f"{capital}."
 
 
 class Headline(Record, frozen=True):
-    """One of the numbers at the top."""
+    """A number at the top of the page."""
 
     label: str
     value: str
@@ -174,7 +172,7 @@ class Headline(Record, frozen=True):
 
 
 def key_figures(summary: Summary) -> list[Headline]:
-    """The figures that a reader looks for first; those that were not measured are not there."""
+    """Return the figures that readers look for first, without those that weren't measured."""
     run, benchmark, flops = summary.run, summary.benchmark, summary.flops
     figures = []
     if benchmark is not None:
@@ -191,14 +189,14 @@ def key_figures(summary: Summary) -> list[Headline]:
             figures.append(Headline("Reader Ratio", percent(benchmark.reader_ratio.avg), "", waiting))
     if flops is not None and flops.flops_per_s is not None:
         value, _, unit = format_cell(flops.flops_per_s, Unit.FLOPS_PER_S).rpartition(" ")
-        is_share = flops.mfu is not None and flops.mfu <= 1  # of a peak that is too low it is none
+        is_share = flops.mfu is not None and flops.mfu <= 1  # above 1, the peak is too low
         detail = f"MFU {percent(flops.mfu)}" if is_share else ""
         figures.append(Headline("FLOP/s", value, unit, detail))
     return figures
 
 
 def file_lines(summary: Summary) -> list[tuple[str, str]]:
-    """What lies in the run's directory, or which traces were read, and what each is for."""
+    """List the files in the run's directory, or the analyzed traces, and what each is for."""
     files = [(printable(trace.source), "the analyzed trace") for trace in summary.traces]
     if summary.run is None:
         return files

@@ -1,4 +1,4 @@
-"""The report as one page for a browser: a single file that needs no network and asks nothing of one."""
+"""The report as one page: a single file that needs no network and makes no requests."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _MODULES: Final = (
 )
 
 SHARED_FILES: Final = ("parts.css", *_MODULES)
-"""What a page that shows parts needs: styles, and modules. ``document.js`` calls the others."""
+"""Styles and modules for pages that show parts; ``document.js`` calls the others."""
 
 _LEFT_OUT: Final = re.compile(
     r"^import .*\n|^export (?=class|function|async|const)|^ *//.*\n|^ */\*\*(?:[^*]|\*(?!/))*\*/\n",
@@ -58,11 +58,11 @@ _LEFT_OUT: Final = re.compile(
 
 
 def render_html(report: Report) -> bytes:
-    """The whole report as one HTML file.
+    """Write the whole report as one HTML file.
 
-    The page holds its styles, its script and its data, and a policy that keeps the browser from loading,
-    sending or running anything else. Every text of the report is escaped. Its script draws charts, flame
-    graphs and tables from one JSON document; without it the page says what it leaves out.
+    The file contains its styles, script and data, and a policy that keeps the browser from loading, sending
+    or running anything else. Every text of the report is escaped. The script draws charts, flame graphs and
+    tables from one JSON document; without it, the page says what it leaves out.
 
     Returns:
         UTF-8, the same bytes for the same report.
@@ -96,12 +96,12 @@ def render_html(report: Report) -> bytes:
             is_trace=bool(report.summary.traces),
         )
     )
-    # Half a surrogate pair, as in some file names, has no UTF-8.
+    # An unpaired surrogate, as in some file names, has no UTF-8 form.
     return page.encode("utf-8", "backslashreplace")
 
 
 def part_macros() -> Any:
-    """The macros of ``parts.html.j2`` as functions, which escape every text that they are given."""
+    """Return the macros of ``parts.html.j2`` as functions, which escape their texts."""
     return _environment().get_template("parts.html.j2").module
 
 
@@ -111,14 +111,13 @@ def _environment() -> Environment:
         loader=FileSystemLoader(SHARED_FOLDER),
         autoescape=True,
         undefined=StrictUndefined,
-        bytecode_cache=_compiled(),
+        bytecode_cache=_template_cache(),
         trim_blocks=True,
         lstrip_blocks=True,
     )
 
 
-def _compiled() -> FileSystemBytecodeCache | None:
-    """Where compiled templates are kept: beside this module's own bytecode; ``None`` if that isn't kept."""
+def _template_cache() -> FileSystemBytecodeCache | None:
     if sys.dont_write_bytecode:
         return None
     folder = Path(cache_from_source(__file__)).parent
@@ -126,11 +125,11 @@ def _compiled() -> FileSystemBytecodeCache | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return _Compiled(str(folder))
+    return _TemplateCache(str(folder))
 
 
-class _Compiled(FileSystemBytecodeCache):
-    """Templates that cannot be kept are compiled again."""
+class _TemplateCache(FileSystemBytecodeCache):
+    """Compiles templates again if it can't cache them."""
 
     def load_bytecode(self, bucket: Bucket) -> None:
         with suppress(Exception):  # a damaged file
@@ -148,17 +147,16 @@ def _text(name: str) -> str:
 
 @cache
 def _script() -> str:
-    """All modules as one, since a page in a single file has nowhere to import from.
+    """Join all modules, because a page in a single file has nowhere to import from.
 
-    One after the other they share all names, so the lines that import and the word ``export`` are left out,
-    and so are comments. No two modules may give the same name to different things; the browser refuses such
-    a script.
+    The joined modules share all names, so imports, the word ``export`` and comments are left out. No two
+    modules may give the same name to different things; the browser refuses such a script.
     """
     return _LEFT_OUT.sub("", "".join(map(_text, (*_MODULES, "report.js"))))
 
 
 def _policy(script: str) -> str:
-    """Nothing is loaded from anywhere, and only the page's own script runs: it is named by its hash.
+    """Load nothing from anywhere and run only the page's own script, identified by its hash.
 
     Source: Content Security Policy Level 3, W3C.
     """

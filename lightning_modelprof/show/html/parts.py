@@ -1,7 +1,7 @@
-"""What of a report is read without a script as pieces of HTML: the same as in report.html.
+"""The parts of a report that are readable without a script, as HTML, the same as in report.html.
 
-Every text is escaped, and each function gives ``""`` where there is nothing to show. A page needs
-``parts.css`` for their looks and ``connectHead`` of ``document.js`` for what can be pressed.
+Every text is escaped, and each function returns ``""`` if there is nothing to show. A page needs
+``parts.css`` for the styles and ``connectHead`` of ``document.js`` for the controls.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def step_card_html(report: Report) -> str:
 
 
 def findings_html(report: Report, *, has_slices: Callable[[Slices], bool] = lambda _: False) -> str:
-    """What was found and, folded, the rules that found nothing or could not say.
+    """Write what the checks found and, folded, the other checks.
 
     Args:
-        has_slices: whether the page has a timeline with such slices, so that a finding links to them.
+        has_slices: whether the page's timeline has the slices, so that a finding links to them.
     """
     macros = part_macros()
     found = macros.findings(found_views(report.findings, has_slices))
@@ -51,19 +51,19 @@ def facts_html(report: Report) -> str:
 
 
 def settings_html(report: Report) -> str:
-    """What the run was set to, folded."""
+    """Write the run's settings, folded."""
     return str(part_macros().settings(setting_lines(report)))
 
 
 def absent_html(tables: Sequence[Table]) -> str:
-    """Which of the tables have no rows, and why.
+    """List the tables without rows, and why they have none.
 
     Args:
-        tables: any tables; those with rows are not named.
+        tables: any tables; those with rows are skipped.
     """
     return str(part_macros().absent(absent_lines(tables)))
 
 
 def notes_html(report: Report) -> str:
-    """What was not measured and why; what was left out."""
+    """List what wasn't measured or was left out, and why."""
     return str(part_macros().notes(note_lines(report.notes)))

@@ -1,11 +1,11 @@
-// Places in code: one click copies file:line, and a flyout has the call stack where one is known.
+// Places in code: one click copies file:line, and a flyout shows the call stack if it's known.
 
 import { copyText } from "./copying.js";
 
-/** @typedef {{name: string, at: string}} Call what is called, and its file:line; "" where that is not known */
+/** @typedef {{name: string, at: string}} Call a function, and its file:line; "" if unknown */
 
 const AT = /[^\s"'(),]+\.[A-Za-z]\w*:\d+/;
-const SEEN_MS = 1500; // how long "Copied" stands there
+const SEEN_MS = 1500; // how long "Copied" is shown
 
 /**
  * Make every file:line of findings in `root` a button that copies it.
@@ -18,7 +18,7 @@ export function connectPlaces(root) {
 
 /**
  * @param {string} at such as "train.py:12"
- * @param {string} text what is written on it
+ * @param {string} text its label
  */
 export function placeButton(at, text = at) {
   const button = document.createElement("button");
@@ -27,14 +27,14 @@ export function placeButton(at, text = at) {
   button.title = at === text ? "Copy" : `Copy ${at}`;
   button.textContent = text;
   button.addEventListener("click", (event) => {
-    event.stopPropagation(); // what lies below has clicks of its own
+    event.stopPropagation(); // what's below has its own clicks
     copyPlace(button, at);
   });
   return button;
 }
 
 /**
- * @param {HTMLElement} from where the reader looks
+ * @param {HTMLElement} from where the reader is looking
  * @param {string} text
  */
 export async function copyPlace(from, text) {
@@ -44,7 +44,7 @@ export async function copyPlace(from, text) {
 /**
  * A text in which a place is a button that copies it.
  * @param {string} text
- * @param {string} whole of which the text is a part, as names may be cut
+ * @param {string} whole the full text, because names may be cut
  * @returns {(Node | string)[]}
  */
 export function textWithPlace(text, whole) {
@@ -56,7 +56,7 @@ export function textWithPlace(text, whole) {
 }
 
 /**
- * The line inside, the line itself, and the line that led to it.
+ * Show the line inside, the line itself, and the line that led to it.
  * @param {HTMLElement} item
  */
 function connectStack(item) {
@@ -79,7 +79,7 @@ function connectStack(item) {
 let flyout;
 
 /**
- * Show a call stack beside `from`, until Escape or a click elsewhere.
+ * Show a call stack next to `from`, until Escape or a click elsewhere.
  * @param {HTMLElement} from gets the focus back
  * @param {Call[]} calls innermost first
  */
@@ -131,7 +131,7 @@ function callItem({ name, at }) {
 }
 
 /**
- * Below, or above where there is more room.
+ * Place it below, or above if there's more room.
  * @param {HTMLElement} element
  * @param {DOMRect} at
  */
@@ -150,7 +150,7 @@ let bubble;
 let saidTimer = 0;
 
 /**
- * Say it beside `from`, and to screen readers: the region is there before its words are.
+ * Show it next to `from` and tell screen readers, which need the region to exist before its words.
  * @param {HTMLElement} from
  * @param {string} words
  */
@@ -170,7 +170,7 @@ function tell(from, words) {
   }
   const said = region;
   said.textContent = "";
-  requestAnimationFrame(() => (said.textContent = words)); // a word that is said again is new
+  requestAnimationFrame(() => (said.textContent = words)); // so that a repeated word is announced
   clearTimeout(saidTimer);
   saidTimer = window.setTimeout(() => (said.textContent = ""), SEEN_MS);
 }

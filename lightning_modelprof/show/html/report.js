@@ -1,4 +1,4 @@
-// The page of report.html around its parts: its theme, its contents, links into it, and paper.
+// The page around the parts of report.html: its theme, contents, links into it, and printing.
 
 import { connectHead, drawDocument } from "./document.js";
 
@@ -8,7 +8,7 @@ document.getElementById("charts")?.append(...drawn.charts);
 document.getElementById("flames")?.append(...drawn.flames.map(({ element }) => element));
 document.getElementById("tables")?.append(...drawn.tables.map(({ element }) => element));
 
-// Theme: as the system says, or as chosen.
+// Theme: the system's, or the selected one.
 const themes = ["auto", "light", "dark"];
 const themeButton = /** @type {HTMLElement} */ (document.getElementById("theme"));
 
@@ -23,7 +23,7 @@ function storedTheme() {
     const name = localStorage.getItem("modelprof-theme") ?? "";
     return themes.includes(name) ? name : "auto";
   } catch {
-    return "auto"; // a browser may keep nothing for files
+    return "auto"; // browsers may not store anything for files
   }
 }
 
@@ -34,12 +34,12 @@ themeButton.addEventListener("click", () => {
   try {
     localStorage.setItem("modelprof-theme", name);
   } catch {
-    // then it holds for this visit
+    // it lasts for this visit
   }
 });
 setTheme(storedTheme());
 
-// A link into a folded table opens it.
+// Links into folded tables open them.
 function openTarget() {
   const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
   /** @type {HTMLDetailsElement | null | undefined} */
@@ -50,7 +50,7 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget()?.scrollIntoView();
 
-// The browser's own search looks into folded tables, and opens them, once their rows are there.
+// Once their rows exist, the browser's own search finds text in folded tables and opens them.
 const later = window.requestIdleCallback ?? setTimeout;
 const toFill = [...drawn.tables];
 function fillNext() {
@@ -59,7 +59,7 @@ function fillNext() {
 }
 later(fillNext);
 
-// Paper shows everything but the details of findings and checks.
+// Paper shows everything except the details of findings and checks.
 /** @type {HTMLDetailsElement[]} */
 let closed = [];
 addEventListener("beforeprint", () => {

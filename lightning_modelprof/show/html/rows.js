@@ -1,4 +1,4 @@
-// Rows that links lead to, and links from rows to the slices of the timeline that have their names.
+// Rows that links lead to, and links from rows to timeline slices of the same name.
 
 import { wholeText } from "./cells.js";
 import { make } from "./dom.js";
@@ -7,9 +7,9 @@ import { make } from "./dom.js";
 /** @typedef {import("./table.js").Row} Row */
 
 /**
- * Scroll to the first row of this name, and mark it; what hides it is opened.
+ * Scroll to the first row of this name and mark it, opening whatever hides it.
  * @param {SortableTable[]} tables
- * @param {string} name all of it; of a slice that is a module's, its path is enough
+ * @param {string} name the whole name; for a module's slice, its path is enough
  * @returns {boolean} whether there is one
  */
 export function showRow(tables, name) {
@@ -21,18 +21,18 @@ export function showRow(tables, name) {
   return true;
 }
 
-/** One link for all rows of a table: it stands in the row that is pointed at, and goes on with the arrow keys. */
+/** One link for all rows of a table: in the row under the pointer, and moved with the arrow keys. */
 export class RowLink {
   /**
-   * @param {SortableTable} table whose body is there
-   * @param {string[]} without names that no slice has
+   * @param {SortableTable} table with its body in place
+   * @param {string[]} without names without slices
    */
   constructor(table, without) {
     this.table = table;
     this.without = new Set(without);
     /** @type {Row | null} */
     this.row = null;
-    // Its text is in the styles: it is no part of the row's name.
+    // Its text is in the styles, so it's not part of the row's name.
     this.link = make("a", { href: "", class: "goto row-goto" });
     table.body?.addEventListener("pointerover", ({ target }) => {
       const element = /** @type {Element} */ (target).closest("tr");
@@ -67,7 +67,7 @@ export class RowLink {
     this.table.elementOf(row).cells[0].append(this.link);
   }
 
-  /** Where the reader has hidden its row, the keyboard would not reach it. */
+  /** If the reader has hidden its row, the keyboard couldn't reach it. */
   settle() {
     if (this.row && this.row.element?.contains(this.link) && this.table.listed.includes(this.row)) return;
     const first = this.table.listed.find((row) => this.hasSlices(row));

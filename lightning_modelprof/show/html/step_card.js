@@ -1,6 +1,6 @@
-// The step card as an image: into the clipboard, or where the browser does not let it, into a file.
+// The step card as an image: into the clipboard or, if the browser doesn't allow that, into a file.
 
-const PIXELS = 2; // for each unit of the drawing, so that it is sharp where it is enlarged
+const PIXELS = 2; // per unit of the drawing, so that it's sharp when enlarged
 
 /**
  * Make the button of a card work.
@@ -21,7 +21,7 @@ export function connectStepCard(figure) {
 }
 
 /**
- * The card in the colours that it has now.
+ * Draw the card in its current colors.
  * @param {SVGSVGElement} svg
  * @returns {Promise<Blob>}
  */
@@ -54,7 +54,7 @@ async function drawCard(svg) {
 
 /**
  * @param {Blob} image
- * @returns {Promise<boolean>} whether it is in the clipboard
+ * @returns {Promise<boolean>} whether it's in the clipboard
  */
 async function copyImage(image) {
   try {

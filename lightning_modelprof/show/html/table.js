@@ -1,5 +1,5 @@
-// Tables that sort, search, fold and put rows together. Nothing is computed or rounded here: every text and
-// every sum was written by the report. Rows are made when they are first seen or the page asks for them.
+// Tables that sort, search, fold and group rows. Nothing is computed or rounded here: the report wrote every text
+// and every sum. Rows are built when they first become visible or the page requests them.
 
 import { countRows, isMissing, textOf, valueOf, wholeText } from "./cells.js";
 import { columnMenu } from "./columns.js";
@@ -15,35 +15,35 @@ import { RowLink } from "./rows.js";
 /**
  * @typedef {Object} Row
  * @property {Cell[]} cells
- * @property {number} index its place as it came
+ * @property {number} index its original place
  * @property {number} depth
  * @property {boolean} isOpen
  * @property {boolean} isExpanded whether rows below it are listed
  * @property {Row[]} below
- * @property {Group | null} group that it is the heading of
- * @property {string | null} text what is searched; null until it is needed
- * @property {HTMLTableRowElement | null} element null until it is needed
+ * @property {Group | null} group whose heading it is
+ * @property {string | null} text searched text; null until needed
+ * @property {HTMLTableRowElement | null} element null until needed
  */
 
 /** @typedef {{column: number, isNumber: boolean, sign: number}} Order */
 
 /**
- * How a reader looks at a table; it may come from an address, where anything can stand.
+ * A reader's settings for a table; they may come from an address, which can contain anything.
  * @typedef {{sort?: string[], search?: string, group?: string, columns?: string[], all?: boolean}} TableLook
  */
 
 /** @typedef {{row: Row, key: string | number | null}} Keyed */
 
-const LONG = 12; // rows, of which it is worth searching some
-const MANY = 6; // columns, of which it is worth hiding some
+const LONG = 12; // with fewer rows, there's no search
+const MANY = 6; // with fewer columns, there's no menu to hide some
 
-// A row is listed when its ancestors are open and it is among the first of its siblings, or, while there is a
-// search, when it or a row below it has every word. The headings of groups are rows above those of the group.
+// A row is listed if its ancestors are open and it's among the first of its siblings or, during a search, if it or
+// a row below it has every word. The headings of groups are rows above those of the group.
 export class SortableTable {
   /**
    * @param {TableData} data
-   * @param {TableLook} look as the reader has left it
-   * @param {(look: TableLook) => void} onChange what the reader has changed, without what is as at first
+   * @param {TableLook} look as the reader left it
+   * @param {(look: TableLook) => void} onChange gets the reader's changes, without defaults
    */
   constructor(data, look = {}, onChange = () => {}) {
     this.data = data;
@@ -60,7 +60,7 @@ export class SortableTable {
     this.roots = [];
     /** @type {Row[]} */
     this.headings = [];
-    /** @type {Row[]} those that are seen, in their order */
+    /** @type {Row[]} visible ones, in their order */
     this.listed = [];
     /** @type {Row | null} that a link led to */
     this.current = null;
@@ -83,7 +83,7 @@ export class SortableTable {
     }
   }
 
-  /** Make what is below the title, once. */
+  /** Build what is below the title, once. */
   fill() {
     if (this.body) return;
     const { data } = this;
@@ -94,7 +94,7 @@ export class SortableTable {
       const row = newRow(cells, index, depth, null);
       above.length = Math.min(above.length, depth);
       (above.length ? above[above.length - 1].below : this.roots).push(row);
-      while (above.length < depth) above.push(row); // a level that is left out
+      while (above.length < depth) above.push(row); // a skipped level
       above.push(row);
       return row;
     });
@@ -178,7 +178,7 @@ export class SortableTable {
   }
 
   /**
-   * Show a row, whatever hides it now, and mark it.
+   * Show a row, whatever hides it, and mark it.
    * @param {number} index
    */
   reveal(index) {
@@ -238,7 +238,7 @@ export class SortableTable {
   }
 
   /**
-   * Paper has all rows but those that a search left out.
+   * Paper has all rows except those that a search left out.
    * @param {boolean} isOnPaper
    */
   print(isOnPaper) {
@@ -279,7 +279,7 @@ export class SortableTable {
     }
   }
 
-  // What stays is not moved, so that it keeps the keyboard focus.
+  // Rows that stay aren't moved, so that they keep the keyboard focus.
   layRows() {
     const { body } = this;
     if (!body) return;
@@ -385,12 +385,12 @@ export class SortableTable {
     this.head?.replaceChildren(...(above.length ? [make("tr", { class: "groups" }, ...above)] : []), make("tr", {}, ...heads));
   }
 
-  /** Keys of the columns that are seen, without the first, which always is. */
+  /** Keys of the visible columns, without the first, which is always visible. */
   seenKeys() {
     return this.seen.slice(1).map((place) => this.data.headers[place].key);
   }
 
-  /** @param {string[]} keys of those to be seen beside the first */
+  /** @param {string[]} keys of those to show in addition to the first */
   showColumns(keys) {
     this.seen = this.data.headers.map((_, place) => place);
     this.seen = this.seen.filter((place) => place === 0 || keys.includes(this.data.headers[place].key));
@@ -438,7 +438,7 @@ export class SortableTable {
   }
 
   /**
-   * How the arrow of a column says that it orders the rows.
+   * The direction in which a column orders the rows, for its arrow; null if it doesn't.
    * @param {number} column
    */
   directionOf(column) {
@@ -447,8 +447,8 @@ export class SortableTable {
   }
 
   /**
-   * First the largest (of names the first), then the other way round, then as it came. What was not measured
-   * stays last. In a tree the rows below one row are sorted among themselves.
+   * Sorts largest first (names: first to last), then reversed, then in the original order. Missing values stay last.
+   * In a tree, the rows below one row are sorted among themselves.
    * @param {number} column
    */
   sort(column) {
@@ -461,7 +461,7 @@ export class SortableTable {
 
   /**
    * @param {number} column
-   * @param {string | undefined} direction undefined is as it came
+   * @param {string | undefined} direction undefined for the original order
    */
   setOrder(column, direction) {
     const { is_number: isNumber } = this.data.headers[column];
@@ -474,7 +474,7 @@ export class SortableTable {
     });
   }
 
-  // Groups are sorted by their sums; by their first row where a column has none, and by name in that of names.
+  // Groups are sorted by their sums; by their first row if a column has none, and by name in the name column.
   arrange() {
     const { order } = this;
     /** @type {(a: Keyed, b: Keyed) => number} */
@@ -497,8 +497,8 @@ export class SortableTable {
   }
 
   /**
-   * Put the rows under headings; groups are offered for tables without a tree only.
-   * @param {number | null} choice which way of those that the report has; null puts them as they were
+   * Put the rows under headings; only tables without a tree offer groups.
+   * @param {number | null} choice index of one of the report's groupings; null removes the headings
    */
   group(choice) {
     this.headings = [];
@@ -527,7 +527,7 @@ function newRow(cells, index, depth, group) {
 }
 
 /**
- * What a row is sorted by; null is not measured.
+ * Sort key of a row; null if not measured.
  * @param {Row} row
  * @param {Order} order
  * @returns {string | number | null}
@@ -540,7 +540,7 @@ function keyOf(row, order) {
 }
 
 /**
- * Text that copies the place in code that is in it.
+ * The text, with the place in code in it as a button that copies it.
  * @param {Cell} cell
  * @returns {(Node | string)[]}
  */

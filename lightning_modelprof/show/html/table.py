@@ -1,4 +1,4 @@
-"""A table as the page shows it: the strings of the terminal, and what sorting and searching need."""
+"""A table for pages: the terminal's strings, and what sorting and searching need."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from lightning_modelprof.show.layout import FIRST_ROWS, LayoutColumn, LayoutGrou
 from lightning_modelprof.units import DASH, UNIT_NAMES, format_cell
 
 MAX_ROWS: Final = 10_000
-"""Rows of a table in the page, and below any one row; a browser gets slow with more."""
+"""Maximum rows of a table in a page, and below any one row; browsers get slow with more."""
 
 
 _OPEN_ROWS: Final = 40
-"""A tree opens as far as this many rows are seen."""
+"""A tree opens while at most this many rows are visible."""
 
 
 class RowView(Record, frozen=True):
     """One row.
 
-    ``raw_name`` is the name with the unit of the raw numbers, where that changes by row; ``""`` elsewhere.
-    ``about`` says what it means, where its name is one of ours.
+    ``raw_name`` is the name with the unit of the raw numbers if that changes by row, else ``""``. ``about``
+    is the definition of the row's name, if it has one.
     """
 
     name: CellView
@@ -47,13 +47,13 @@ class RowView(Record, frozen=True):
 
 
 class TableView(Record, frozen=True, kw_only=True):
-    """What a page needs of a table; ``about`` says what it means.
+    """Everything that a page needs for a table; ``about`` is its definition.
 
-    ``groups`` are headings above headings, and how many these are. ``hidden`` are the places of columns that
-    are not seen at first; ``sorted_by`` is the place of the column that orders the rows.
+    ``groups`` are headings above headings, with the number of columns below each. ``hidden`` are the columns
+    that aren't visible at first; ``sorted_by`` is the column that orders the rows.
 
-    ``open_depth`` is the depth from which on rows of a tree are folded. ``groupings`` are the ways to put
-    rows together that a reader can choose from, ``tones`` the classes and words of the bars of changes.
+    ``open_depth`` is the depth from which on rows of a tree are folded. ``groupings`` are the ways to group
+    rows that a reader can choose from, ``tones`` the classes and words of the bars of changes.
     """
 
     id: str
@@ -73,7 +73,7 @@ class TableView(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As the page's script takes it: rows are lists of cells, and what few rows have stands apart."""
+        """Convert for the page's script: rows are lists of cells, and rare values are separate."""
         return {
             **{name: getattr(self, name) for name in self.__struct_fields__},
             "headers": [asdict(header) for header in self.headers],
@@ -86,10 +86,10 @@ class TableView(Record, frozen=True, kw_only=True):
 
 
 def table_view(table: Table) -> TableView:
-    """Write a table with rows.
+    """Format a table with rows.
 
-    The cells are those that the terminal shows, in its unit of time, and also those that it cuts off: rows
-    behind the table's limit wait until the reader asks for them.
+    Cells are as in the terminal, in its time unit, and include those that it cuts off: rows past the table's
+    limit are hidden until the reader asks for them.
     """
     limit = FIRST_ROWS if table.row_limit is None else table.row_limit
     as_shown = build_layout(table, max_rows=limit)
@@ -160,24 +160,21 @@ def _with_bar(cell: CellView, bar: ChangeBar | None) -> CellView:
 
 
 def _values(rows: Sequence[RowView], number: int) -> list[float | None]:
-    """Of the column at this place in the page, in the rows at the top."""
     return [row.cells[number - 1].value for row in rows if row.depth == 0]
 
 
 def _has_any(rows: Sequence[RowView], number: int) -> bool:
-    """Whether the column at this place in the page has anything in it."""
     return any(row.cells[number - 1].text and not row.cells[number - 1].is_missing for row in rows)
 
 
 def _raw_names(table: Table, places: Sequence[int]) -> list[str]:
-    """The names with the units of the raw numbers, where these change by row."""
     if not table.row_units or all(column.unit is not Unit.BY_ROW for column in table.columns):
         return [""] * len(places)
     return [with_raw_unit(printable(str(table.rows[place][0])), table.row_units[place]) for place in places]
 
 
 class _Strips:
-    """The columns of one block; a group of which nothing was measured is one column of dashes."""
+    """The columns of one block; a group without measurements is one column of dashes."""
 
     def __init__(self, block: LayoutGroup, start: int) -> None:
         self.group = block.group or ""
@@ -194,7 +191,7 @@ class _Strips:
         ]
 
     def headers(self, before: str, time_unit: TimeUnit | None, *, has_order: bool) -> list[Header]:
-        """Their headings, behind a column that is called ``before``."""
+        """Return the headings; ``before`` is the label of the column before the block."""
         if self._is_empty:
             return [Header(self.group, True, False, self.group, self.group)]
         labels = [before, *(strip.label for strip in self._strips)]
@@ -214,7 +211,7 @@ class _Strips:
 
 
 def _open_depth(depths: Sequence[int]) -> int:
-    """From which depth on rows are folded: a tree opens as far as few rows are seen."""
+    """Return the depth from which on rows are folded: a tree opens while few rows are visible."""
     deepest = max(depths, default=0)
     if len(depths) <= _OPEN_ROWS:
         return deepest
@@ -231,11 +228,11 @@ _RAW_UNITS: Final = {
     Unit.FLOPS_PER_S: "FLOP/s",
     Unit.MACS: "MAC",
 }
-"""What raw numbers count, as far as their unit has a name."""
+"""What raw numbers count, if their unit has a name."""
 
 
 _LARGEST_INTEGER: Final = 2**53
-"""Up to here a float holds every integer."""
+"""Floats represent every integer up to here."""
 
 
 _PERCENT: Final = re.compile(r"\s*\(%\)$|^%$")
@@ -245,12 +242,12 @@ class Header(Record, frozen=True):
     """The heading of one column.
 
     Attributes:
-        is_number: whether its cells belong to the right.
+        is_number: whether its cells are right-aligned.
         is_sortable: whether its cells have an order.
         is_share: whether they are shares of something, which bars show well.
-        raw: the heading of the raw numbers, with the group and their unit: ``CPU Total (ns)``.
-        full: the heading of the numbers as shown, where nothing else says group and unit: ``CPU Total (ms)``.
-        key: of the column; ``""`` of a group of which nothing was measured.
+        raw: heading of the raw numbers, with group and unit: ``CPU Total (ns)``.
+        full: heading of the displayed numbers without any context: ``CPU Total (ms)``.
+        key: column key; ``""`` for a group without measurements.
     """
 
     label: str
@@ -267,9 +264,9 @@ class CellView(Record, frozen=True):
     """One cell.
 
     Attributes:
-        text: as in the terminal, padded so that decimal points stand below each other.
-        value: the raw number to sort by; ``None`` for text and for what was not measured.
-        full: the whole name where ``text`` is cut; ``""`` otherwise.
+        text: as in the terminal, padded so that decimal points are aligned.
+        value: raw number to sort by; ``None`` for text and missing values.
+        full: the whole name if ``text`` is cut, else ``""``.
     """
 
     text: str
@@ -279,11 +276,11 @@ class CellView(Record, frozen=True):
 
     @property
     def is_missing(self) -> bool:
-        """Whether it is the dash of what was not measured."""
+        """Whether it's the dash of a missing value."""
         return self.value is None and self.text.strip() == DASH
 
     def plain(self) -> Any:
-        """The text, or a list of the text and of what else there is."""
+        """Return the text, or a list of the text and its extras."""
         if self.change is not None:
             return [self.text, self.value, self.full, astuple(self.change)]
         if self.full:
@@ -294,12 +291,12 @@ class CellView(Record, frozen=True):
 def write_header(
     strip: LayoutColumn, group: str, before: str, time_unit: TimeUnit | None, *, has_order: bool
 ) -> Header:
-    """The heading of a column.
+    """Build a column's heading.
 
     Args:
         group: heading above it; ``""`` without one.
-        before: label of the column before it, of which a column that is called ``%`` alone is the share.
-        time_unit: of the table's durations.
+        before: label of the column before it; a column labeled just ``%`` is its share.
+        time_unit: unit of the table's durations.
         has_order: whether there are rows to sort.
     """
     name = " ".join(filter(None, (group, _PERCENT.sub("", strip.label) or before)))
@@ -314,7 +311,7 @@ def write_header(
 
 
 def with_raw_unit(name: str, unit: Unit) -> str:
-    """A name with what the raw numbers of ``unit`` count, unless it says so itself, as ``FLOPs`` does."""
+    """Append the unit of the raw numbers to a name, unless the name has it already, as ``FLOPs`` does."""
     raw = _RAW_UNITS.get(unit)
     if raw is None or re.search(rf"\b{re.escape(raw)}", name):
         return name
@@ -322,14 +319,14 @@ def with_raw_unit(name: str, unit: Unit) -> str:
 
 
 def _is_share(table: Table, place: int | None, rows: Sequence[tuple[Cell, ...]]) -> bool:
-    """Whether a column holds shares of something, which bars show well; a change may be below 0."""
+    """Whether a column has shares, which bars show well, rather than changes, which may be below 0."""
     if not place or table.columns[place].unit is not Unit.RATIO:
         return False
     return not any(isinstance(cell := row[place], int | float) and cell < 0 for row in rows)
 
 
 def write_cell(text: str, raw: Cell, unit: Unit) -> CellView:
-    """A cell of a column of ``unit``; spaces at the left do nothing in a cell that belongs to the right."""
+    """Build a cell; right-aligned cells don't need leading spaces."""
     if isinstance(raw, str) or raw is None:
         full = printable(raw) if isinstance(raw, str) else ""
         full = full if len(full) > len(text) else ""
@@ -338,7 +335,7 @@ def write_cell(text: str, raw: Cell, unit: Unit) -> CellView:
 
 
 def _value(raw: int | float) -> int | float | None:
-    """As short as JSON can say it, and no more digits than a browser keeps."""
+    """Shorten for JSON, with no more digits than a browser keeps."""
     if not math.isfinite(raw):
         return None
     value = float(raw)
@@ -355,7 +352,7 @@ _NAMESPACE: Final = re.compile(r"(?:void )?(\b\w+|\(anonymous namespace\))::")
 
 
 class ShownColumn(Record, frozen=True):
-    """A column of the page: its place in the table's rows, ``None`` if nothing of it was measured."""
+    """A page column: its place in the table's rows, ``None`` if nothing was measured."""
 
     place: int | None
     strip: LayoutColumn
@@ -366,8 +363,8 @@ class Group(Record, frozen=True):
     """Rows under one heading.
 
     Attributes:
-        sums: one per column behind the name; ``None`` where it does not add up or no row has a value.
-        num_known: for each sum, how many rows have a value.
+        sums: one per column after the name; ``None`` if it doesn't add up or no row has a value.
+        num_known: number of rows with a value, for each sum.
     """
 
     name: str
@@ -377,14 +374,13 @@ class Group(Record, frozen=True):
 
 
 class Grouping(Record, frozen=True):
-    """One way to put the rows together; ``members`` has the number of each row's group."""
+    """One way to group the rows; ``members`` has the number of each row's group."""
 
     label: str
     members: tuple[int, ...]
     groups: tuple[Group, ...]
 
     def plain(self) -> dict[str, Any]:
-        """As the page's script takes it."""
         groups = [
             {**asdict(one), "sums": [cell and cell.plain() for cell in one.sums]} for one in self.groups
         ]
@@ -392,9 +388,9 @@ class Grouping(Record, frozen=True):
 
 
 def namespace_of(name: Cell) -> str | None:
-    """What stands before the first ``::`` of a name: ``aten`` of ``aten::mm``, ``at`` of ``void at::f<...>``.
+    """Return what precedes the first ``::`` of a name: ``aten::mm`` → ``aten``, ``void at::f<...>`` → ``at``.
 
-    ``None`` when there is none, or anything but one word before it, as in ``Memcpy (a::b -> c)``.
+    ``None`` if there is none, or if there's more than one word before it, as in ``Memcpy (a::b -> c)``.
     """
     match = _NAMESPACE.match(name) if isinstance(name, str) else None
     return match[1] if match else None
@@ -406,12 +402,12 @@ def groupings(
     columns: Sequence[ShownColumn],
     time_unit: TimeUnit | None,
 ) -> tuple[Grouping, ...]:
-    """The ways that put at least two rows together and do not leave one group only; none of a tree.
+    """Find the groupings that merge at least two rows and leave more than one group; none for trees.
 
     Args:
-        rows: the raw cells of the rows in the page.
-        columns: those of the page behind the name.
-        time_unit: of the table's durations.
+        rows: raw cells of the page's rows.
+        columns: page columns after the name.
+        time_unit: unit of the table's durations.
     """
     if any(table.depths):
         return ()
@@ -426,7 +422,7 @@ def groupings(
     ways = []
     for label, keys, unnamed in found:
         if _is_of_use(keys):
-            # Groups stand in the order of their first rows.
+            # Groups are in the order of their first rows.
             order = {key: number for number, key in enumerate(dict.fromkeys(keys))}
             members: list[list[int]] = [[] for _ in order]
             for row, key in enumerate(keys):
@@ -457,7 +453,7 @@ def _group_sums(
     members: Sequence[Sequence[int]],
     time_unit: TimeUnit | None,
 ) -> list[tuple[CellView | None, int]]:
-    """The sum of each group, its decimal point below those of the column, and how many rows have a value."""
+    """Return each group's sum, aligned with the column, and its number of rows with a value."""
     place, strip = column.place, column.strip
     if place is None or not table.columns[place].adds_up:
         return [(None, 0)] * len(members)
@@ -473,7 +469,7 @@ def _group_sums(
 
 
 def _sum(numbers: Sequence[int | float]) -> int | float | None:
-    """Exact for integers; ``None`` of nothing, which is not zero."""
+    """Add exactly if all are integers; ``None`` for no numbers, which isn't zero."""
     if not numbers:
         return None
     return sum(numbers) if all(isinstance(number, int) for number in numbers) else math.fsum(numbers)

@@ -1,1 +1,1 @@
-"""What goes into TensorBoard's event files."""
+"""Contents of TensorBoard's event files."""

@@ -1,7 +1,7 @@
 """Profiles in TensorBoard's event files, where the dashboard finds them.
 
-TensorBoard turns the dashboard on by itself when a run has a summary of this plugin, and its own loaders
-bring the blobs, from wherever the log directory is.
+TensorBoard activates the dashboard if a run has a summary of this plugin, and its own loaders read the blobs,
+wherever the log directory is.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ PLUGIN_NAME: Final = "modelprof"
 
 
 class SummaryWriter(Protocol):
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+    """The used part of ``torch.utils.tensorboard.SummaryWriter``."""
 
     def _get_file_writer(self) -> Any:
-        """The writer of the event file; Lightning's TensorBoardLogger uses it for hyperparameters, too."""
+        """Return the event file's writer; Lightning's TensorBoardLogger also uses it for hyperparameters."""
 
     def flush(self) -> Any: ...
 
 
 def tag_of(profile: DashboardEntry, folder: str = PLUGIN_NAME) -> str:
-    """Where a profile stands in an event file: ``modelprof/run``, ``modelprof/validate/window_0``.
+    """Return a profile's tag in an event file: ``modelprof/run``, ``modelprof/validate/window_0``.
 
     Args:
-        folder: name of the run's directory, which tells several fits with one logger apart.
+        folder: name of the run's directory, which distinguishes multiple fits with one logger.
     """
     loop = () if profile.loop == "fit" else (profile.loop,)
     name = "run" if profile.kind == "run" else f"window_{profile.window}"
@@ -39,21 +39,21 @@ def tag_of(profile: DashboardEntry, folder: str = PLUGIN_NAME) -> str:
 
 
 def write_summary(writer: SummaryWriter, packed: bytes, step: int) -> None:
-    """Write a profile through the writer of a logger.
+    """Write a profile through a logger's writer.
 
     Args:
-        packed: what :func:`profile_summary` gives, serialized.
+        packed: result of :func:`profile_summary`, serialized.
         step: the x-coordinate.
     """
-    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
+    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # slow to import
 
     writer._get_file_writer().add_summary(Summary.FromString(packed), step)
     writer.flush()
 
 
 def write_scalars(writer: SummaryWriter, scalars: Mapping[str, float], step: int) -> None:
-    """Write scalars of one step at once: ``add_scalar`` would make an event of each."""
-    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # it takes a while
+    """Write all scalars of one step in one event; ``add_scalar`` would write one event each."""
+    from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415  # slow to import
 
     values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
     writer._get_file_writer().add_summary(Summary(value=values), step)
@@ -63,22 +63,22 @@ def write_event_file(folder: Path, profiles: Iterable[tuple[str, DashboardEntry]
     """Write profiles to an event file of their own.
 
     Args:
-        folder: where it is made; TensorBoard calls a run by its folder.
-        profiles: tag and profile; each is written before the next is asked for.
+        folder: where to create it; TensorBoard names a run after its folder.
+        profiles: tags and profiles; each is written before the next is requested.
 
     Returns:
-        How many there were.
+        The number of profiles.
 
     Raises:
-        OSError: when it cannot be written.
+        OSError: if the file can't be written.
     """
-    from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  # it takes a while
+    from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415  # slow to import
     from tensorboard.summary.writer.event_file_writer import EventFileWriter  # noqa: PLC0415
 
     with ExitStack() as stack:
         number = 0
         for number, (tag, profile) in enumerate(profiles, 1):
-            if number == 1:  # what cannot be read leaves no empty file behind
+            if number == 1:  # if none can be read, no empty file is left
                 writer = EventFileWriter(str(folder))
                 stack.callback(writer.close)
             writer.add_event(Event(wall_time=time.time(), step=0, summary=profile_summary(profile, tag)))
@@ -86,12 +86,12 @@ def write_event_file(folder: Path, profiles: Iterable[tuple[str, DashboardEntry]
 
 
 def profile_summary(profile: DashboardEntry, tag: str) -> Any:
-    """A profile as TensorBoard's ``Summary``.
+    """Build TensorBoard's ``Summary`` of a profile.
 
     Args:
-        tag: see :func:`tag_of`; of several profiles with one tag a reader may see any.
+        tag: see :func:`tag_of`; if multiple profiles have one tag, a reader may get any of them.
     """
-    from tensorboard.compat.proto import summary_pb2 as summary  # noqa: PLC0415  # it takes a while
+    from tensorboard.compat.proto import summary_pb2 as summary  # noqa: PLC0415  # slow to import
     from tensorboard.compat.proto.tensor_pb2 import TensorProto  # noqa: PLC0415
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto  # noqa: PLC0415
     from tensorboard.compat.proto.types_pb2 import DT_STRING  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Columns of numbers with a description, packed for a browser.
+"""Columns of numbers with a description, packed for browsers.
 
 The packed form is zlib of::
 
@@ -7,10 +7,10 @@ The packed form is zlib of::
     header                      UTF-8 JSON: {"meta": {...}, "columns": [{name, kind, count, bytes}, ...]}
     the columns, one after the other, "bytes" long
 
-A column of ``kind`` ``int`` holds one variable-length number per value (LEB128: seven bits a byte, lowest
-first, the high bit set on all but the last), of ``delta`` the differences to the value before (the first: to
-0) in the same way, both after zigzag (0, -1, 1, -2 → 0, 1, 2, 3). ``float`` holds little-endian doubles.
-A browser reads it with ``DecompressionStream("deflate")`` and one loop (``static/columns.js``).
+A column of ``kind`` ``int`` has one variable-length number per value (LEB128: seven bits per byte, lowest
+first, the high bit set on all but the last). ``delta`` has the differences to the previous value (the first:
+to 0) in the same form. Both use zigzag (0, -1, 1, -2 → 0, 1, 2, 3). ``float`` has little-endian doubles. A
+browser reads it with ``DecompressionStream("deflate")`` and one loop (``static/columns.js``).
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from numpy.typing import NDArray
 _MAGIC: Final = b"MPC1"
 _LEVEL: Final = 6
 _FIXED_BYTES: Final = 8
-"""Before the header."""
+"""Bytes before the header."""
 
 _MOST_BYTES: Final = 10
-"""Of one number: 64 bits, seven a byte."""
+"""Maximum bytes of one number: 64 bits, seven per byte."""
 
 MAX_UNPACKED_BYTES: Final = 2**29
-"""Of a blob: a timeline of ten million slices, about 5 bytes each, has a tenth of it."""
+"""Maximum bytes of a blob: a timeline of ten million slices, about 5 bytes each, has a tenth of it."""
 
 Columns = Mapping[str, NDArray[Any]]
 
 
 def inflate(packed: bytes) -> bytes:
-    """Unpack zlib's bytes, of which a few can hold gigabytes.
+    """Decompress zlib bytes, a few of which can contain gigabytes.
 
     Raises:
-        ValueError: when they are damaged, or hold more than ``MAX_UNPACKED_BYTES``.
+        ValueError: if they are damaged, or contain more than ``MAX_UNPACKED_BYTES``.
     """
     inflater = zlib.decompressobj()
     try:
@@ -60,12 +60,12 @@ def pack_columns(meta: Mapping[str, Any], columns: Columns, deltas: frozenset[st
     """Pack columns of numbers.
 
     Args:
-        meta: plain JSON values that describe them.
+        meta: plain JSON values that describe the columns.
         columns: name → values, shape (n,): integers of at most 53 bits, which a browser can hold, or floats.
-        deltas: names of integer columns whose neighbours are close to each other.
+        deltas: names of integer columns whose adjacent values are close.
 
     Raises:
-        ValueError: when an integer, or a difference to be stored, has more than 53 bits.
+        ValueError: if an integer, or a stored difference, has more than 53 bits.
     """
     described, packed = [], []
     for name, values in columns.items():
@@ -81,13 +81,13 @@ def pack_columns(meta: Mapping[str, Any], columns: Columns, deltas: frozenset[st
 
 
 def check_columns(packed: bytes) -> dict[str, int]:
-    """Whether the description and the columns' lengths are whole; their numbers are not decoded.
+    """Check that the description and the columns' lengths are complete, without decoding numbers.
 
     Returns:
-        Name of each column → how many values it has.
+        Column name → number of values.
 
     Raises:
-        ValueError: when they are not.
+        ValueError: if they aren't.
     """
     raw = inflate(packed)
     header, place = _header(raw)
@@ -113,16 +113,16 @@ class _Header(msgspec.Struct):
 
 
 def _header(raw: bytes) -> tuple[_Header, int]:
-    """What describes the columns, and where the first one begins.
+    """Return the description of the columns, and where the first one starts.
 
     Raises:
-        ValueError: when there is none.
+        ValueError: if there is none.
     """
     if raw[:4] != _MAGIC or len(raw) < _FIXED_BYTES:
         raise ValueError("damaged columns: wrong start")
     (length,) = struct.unpack_from("<I", raw, 4)
     try:
-        # By json, which knows half a surrogate pair, as some names have it.
+        # The json module allows unpaired surrogates, which some names have.
         header = msgspec.convert(json.loads(raw[_FIXED_BYTES : _FIXED_BYTES + length]), type=_Header)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ValueError(f"damaged columns: {error}") from error
@@ -130,10 +130,10 @@ def _header(raw: bytes) -> tuple[_Header, int]:
 
 
 def unpack_columns(packed: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """The description and the columns: int64 or float64.
+    """Return the description and the columns: int64 or float64.
 
     Raises:
-        ValueError: when the bytes are nothing that :func:`pack_columns` made.
+        ValueError: if :func:`pack_columns` didn't make these bytes.
     """
     raw = inflate(packed)
     header, place = _header(raw)
@@ -165,7 +165,7 @@ def _pack_integers(name: str, values: NDArray[Any], *, is_delta: bool) -> bytes:
     numbers = values.astype(np.int64)
     if is_delta:
         numbers = np.diff(numbers, prepend=np.int64(0))
-        _check_bits(name, numbers)  # a browser adds them up, and so must hold each
+        _check_bits(name, numbers)  # a browser adds them up, so each must fit
     unsigned = ((numbers << 1) ^ (numbers >> 63)).astype(np.uint64)  # zigzag
     packed = np.empty((len(unsigned), _MOST_BYTES), np.uint8)
     is_used = np.empty(packed.shape, np.bool_)

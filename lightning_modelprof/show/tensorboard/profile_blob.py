@@ -1,8 +1,8 @@
 """A profile as the blobs of a TensorBoard summary, and back.
 
-The first blob is a zlib-compressed JSON document: the reports and what the other blobs are. Those hold packed
-columns (``columns.py``), which a browser gets as they are. The head, a few words, stands beside the
-blobs in the summary's metadata, so that a list of profiles needs no blob.
+The first blob is a zlib-compressed JSON document: the reports, and what the other blobs contain. Those are
+packed columns (``packing.py``), which browsers get unchanged. The head, a few words, is in the summary's
+metadata, so that a list of profiles reads no blob.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 
 PROFILE_SCHEMA_VERSION: Final = 3
-"""Raised when a reader of the old one would go wrong."""
+"""Increased by incompatible changes."""
 
 
 _LEVEL: Final = 6
@@ -44,12 +44,12 @@ TIMELINE: Final = "timeline"
 
 
 class EntryHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list of profiles shows of one; attributes as of ``DashboardEntry``.
+    """What a list of profiles shows of one; attributes as in ``DashboardEntry``.
 
     Attributes:
-        ranks: those that the reader can choose from; empty when there is only one.
-        recorded: (first, last) of each row of neighbouring steps that a window holds; empty in older files.
-        model: class of the model of a run; ``""`` of a window, where it is not known, and in older files.
+        ranks: ranks that a reader can select; empty if there's only one.
+        recorded: (first, last) of each series of consecutive steps in a window; empty in older files.
+        model: class of a run's model; ``""`` for windows, if unknown, and in older files.
         created: when a run started, in ISO 8601; ``""`` as above.
     """
 
@@ -65,11 +65,11 @@ class EntryHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ColumnsBlob(Record, frozen=True, kw_only=True):
-    """What a blob of packed columns holds.
+    """Contents of a blob of packed columns.
 
     Attributes:
         kind: ``steps`` or ``timeline``.
-        rank: of a timeline.
+        rank: rank of a timeline.
     """
 
     kind: str
@@ -81,9 +81,9 @@ class StoredEntry(Record, frozen=True, kw_only=True):
 
     Attributes:
         head: as in the summary's metadata.
-        report: of all ranks together.
-        rank_reports: rank → its report, when there are several.
-        columns: what blobs 1, 2, ... hold.
+        report: report on all ranks together.
+        rank_reports: rank → its report, if there's more than one rank.
+        columns: contents of blobs 1, 2, ...
     """
 
     head: EntryHead
@@ -108,7 +108,7 @@ def _head(profile: DashboardEntry) -> EntryHead:
 
 
 def _neighbours(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(first, last) of each row of numbers, in ascending order, that misses none."""
+    """Return (first, last) of each series of consecutive numbers; ``numbers`` is ascending."""
     rows: list[tuple[int, int]] = []
     for number in numbers:
         is_next = bool(rows) and number == rows[-1][1] + 1
@@ -121,20 +121,20 @@ def pack_head(profile: DashboardEntry) -> bytes:
 
 
 def unpack_head(packed: bytes) -> EntryHead:
-    """The head of a stored profile.
+    """Read the head of a stored profile.
 
     Raises:
-        ArchiveError: when it is none, or of a newer version.
+        ArchiveError: if it's invalid or of a newer version.
     """
     _check_version(packed, "head")
     return _decode(packed, EntryHead)
 
 
 def pack_profile(profile: DashboardEntry) -> list[bytes]:
-    """The blobs of a profile, the document first."""
+    """Return the blobs of a profile, the document first."""
     columns = [(ColumnsBlob(kind=STEPS), pack_steps(profile.steps))] if profile.steps is not None else []
     for rank, timeline in profile.timelines.items():
-        with suppress(ValueError):  # of years, as of two clocks in one trace: the report is worth more
+        with suppress(ValueError):  # spans years, as with two clocks in one trace; the report matters more
             columns.append((ColumnsBlob(kind=TIMELINE, rank=rank), pack_timeline(timeline)))
     stored = StoredEntry(
         head=_head(profile),
@@ -146,10 +146,10 @@ def pack_profile(profile: DashboardEntry) -> list[bytes]:
 
 
 def unpack_profile(packed: bytes) -> StoredEntry:
-    """What the first blob says.
+    """Read the first blob.
 
     Raises:
-        ArchiveError: when it is damaged, no profile, or of a newer version.
+        ArchiveError: if it's damaged, not a profile, or of a newer version.
     """
     try:
         raw = inflate(packed)
@@ -167,7 +167,7 @@ def unpack_profile(packed: bytes) -> StoredEntry:
 
 
 def _upgraded(raw: bytes) -> bytes:
-    """A profile of an older version as this one writes it, without figures that this version can't read."""
+    """Upgrade a profile of an older version, without figures that this version can't read."""
     try:
         profile = upgrade(_decode(raw, dict[str, Any]))
         reports = [profile.get("report"), *(profile.get("rank_reports") or {}).values()]
@@ -180,7 +180,7 @@ def _upgraded(raw: bytes) -> bytes:
 
 
 def _readable(summary: dict[str, Any]) -> dict[str, Any]:
-    """The figures of which each is as its record wants it: earlier versions had fewer fields."""
+    """Return the figures that match their records; earlier versions had fewer fields."""
     kept = {}
     for name, figures in summary.items():
         with suppress(msgspec.ValidationError):
@@ -209,7 +209,7 @@ class _WithHead(msgspec.Struct):
 
 
 def _check_version(raw: bytes, what: str) -> int:
-    """The version is read first: what else there is, only that version knows."""
+    """Check the version first, because only that version knows the rest."""
     version = (_decode(raw, _Versioned) if what == "head" else _decode(raw, _WithHead).head).schema_version
     if version > PROFILE_SCHEMA_VERSION:
         raise ArchiveError(
@@ -231,19 +231,19 @@ def _refusal(error: Exception) -> ArchiveError:
 
 
 def _encode(value: Any) -> bytes:
-    """JSON; what is not finite becomes ``null``."""
+    """Encode as JSON; non-finite numbers become ``null``."""
     try:
         return msgspec.json.encode(value)
-    except UnicodeEncodeError:  # half a surrogate pair, as in some file names, has no UTF-8
+    except UnicodeEncodeError:  # an unpaired surrogate, as in some file names, has no UTF-8 form
         return msgspec.json.encode(without_surrogates(msgspec.to_builtins(value)))
 
 
 MAX_STEPS: Final = 1_000_000
-"""A browser draws as many without a pause; each takes about 30 bytes."""
+"""A browser draws this many without a pause; each takes about 30 bytes."""
 
 
 MAX_LAYERS: Final = 7
-"""Phases with a layer and a colour of their own, as in the charts of report.html."""
+"""Phases with a layer and color of their own, as in the charts of report.html."""
 
 
 TAG_WORDS: Final = {
@@ -259,11 +259,11 @@ TAG_WORDS: Final = {
     512: "the whole epoch",
     1024: "CPU ahead of the GPU",
 }
-"""Bit of ``run.records.StepTag`` → what it says of a step."""
+"""Bit of ``run.records.StepTag`` → its text."""
 
 
 _FIRST_OF: Final = ("first in an epoch", "first in a dataloader")
-"""What the benchmark calls the first tag, in a fit and in evaluation loops."""
+"""The benchmark's names for the first tag, in a fit and in evaluation loops."""
 
 
 _NOT_MEASURED: Final = -1
@@ -273,7 +273,7 @@ _DELTAS: Final = frozenset({"step"})
 
 
 class _StepMeta(msgspec.Struct):
-    """What Python reads of the description."""
+    """The part of the description that Python reads."""
 
     phases: tuple[tuple[str, str], ...]
     exclusions: tuple[str, ...]
@@ -282,10 +282,10 @@ class _StepMeta(msgspec.Struct):
 def pack_steps(columns: StepColumns) -> bytes:
     """Pack the newest ``MAX_STEPS`` steps.
 
-    The description holds ``phases`` ([key, label] of each), ``exclusions``, ``tags`` (``TAG_WORDS``),
-    ``layers`` ({label, color, phases}: which phases a layer of the stacked chart is made of, by position, and
-    the class of its colour, as in report.html), ``unmeasured`` (positions of the phases that some step has no
-    time of) and ``notes``, which say which steps are not among them.
+    The description has ``phases`` ([key, label] each), ``exclusions``, ``tags`` (``TAG_WORDS``), ``layers``
+    ({label, color, phases}: each layer of the stacked chart with the indices of its phases and its color
+    class, as in report.html), ``unmeasured`` (indices of phases that some step has no time for) and ``notes``
+    on steps that are missing.
     """
     left_out = max(len(columns.step) - MAX_STEPS, 0)
     newest = slice(left_out, None)
@@ -310,10 +310,10 @@ def pack_steps(columns: StepColumns) -> bytes:
 
 
 def unpack_steps(packed: bytes) -> StepColumns:
-    """The steps that :func:`pack_steps` packed.
+    """Unpack the steps that :func:`pack_steps` packed.
 
     Raises:
-        ValueError: when the bytes are nothing that it made.
+        ValueError: if it didn't make these bytes.
     """
     plain, columns = unpack_columns(packed)
     try:
@@ -340,7 +340,7 @@ def _check_ranges(steps: StepColumns) -> None:
     """Refuse numbers that no measurement has.
 
     Raises:
-        ValueError: with what is wrong.
+        ValueError: with what's wrong.
     """
     columns = (steps.duration_ns, steps.samples, steps.tags, steps.exclusion, steps.phases_ns)
     if any(len(column) != len(steps.step) for column in columns):
@@ -372,7 +372,7 @@ def _notes(step: NDArray[np.int64], left_out: int) -> list[str]:
 
 
 def _tag_words(columns: StepColumns) -> dict[int, str]:
-    """The benchmark's own word where it has used one, so that a reason is not said twice in two words."""
+    """Use the benchmark's word if it has one, so that a reason has only one name."""
     used = next((word for word in _FIRST_OF if word in columns.exclusions), TAG_WORDS[1])
     return TAG_WORDS | {1: used}
 
@@ -382,7 +382,7 @@ def _is_measured(columns: StepColumns, place: int) -> bool:
 
 
 def _layers(columns: StepColumns) -> list[dict[str, Any]]:
-    """The layers of the chart of all phases: the same ones, with the same colours, as in report.html."""
+    """Return the layers of the chart of all phases, the same and in the same colors as in report.html."""
     totals = columns.phases_ns.sum(axis=0).tolist()
     measured = [place for place in range(len(totals)) if _is_measured(columns, place) and totals[place]]
     largest = sorted(measured, key=lambda place: -totals[place])[:MAX_LAYERS]

@@ -1,7 +1,7 @@
-r"""The report in TensorBoard, with what every TensorBoard can show: markdown text, and charts of scalars.
+r"""The report for TensorBoard's own dashboards: Markdown text, and charts of scalars.
 
-Its Text dashboard squeezes tables of more than six columns until words break, so a wider table is continued
-in further tables below, and each group of columns is one column.
+The Text dashboard squeezes tables of more than six columns until words break, so a wider table continues in
+more tables below, and each group of columns is one column.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MAX_ROWS = 50
 _INDENT = "&nbsp;&nbsp;"
 
 _ESCAPED = {ord(char): "\\" + char for char in r"\`*_{}[]#|"}
-# Python-Markdown has no backslash escape for these, so they are written as entities.
+# Python-Markdown has no backslash escapes for these, so they're written as entities.
 _ESCAPED |= {ord("&"): "&amp;", ord("<"): "&lt;", ord(">"): "&gt;", ord("~"): "&#126;"}
 
 
 class Writer(Protocol):
-    """What is used of ``torch.utils.tensorboard.SummaryWriter``."""
+    """The used part of ``torch.utils.tensorboard.SummaryWriter``."""
 
     def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> Any: ...
 
@@ -41,21 +41,21 @@ class Writer(Protocol):
 def write_report(writer: Writer, report: Report, step: int, prefix: str = TAG_PREFIX) -> None:
     """Write the whole report as one text, ``modelprof/report``: one card of the Text dashboard.
 
-    A card for each table would be thirty, with names that change with what was measured.
+    One card per table would make thirty, with names that depend on what was measured.
 
     Args:
         step: the x-coordinate.
-        prefix: of the tag, so that reports of several loops can stand in one TensorBoard.
+        prefix: start of the tag, so that one TensorBoard can have reports on multiple loops.
     """
     writer.add_text(f"{prefix}/report", markdown_report(report), step)
     writer.flush()
 
 
 def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
-    """Lay out the custom scalars dashboard; of several layouts of a run TensorBoard takes the last.
+    """Lay out the custom scalars dashboard; TensorBoard uses the last layout of a run.
 
     Args:
-        charts: title of a chart → tags of the curves drawn in it.
+        charts: title of a chart → tags of its curves.
     """
     # TensorBoard reads each tag as a regular expression.
     layout = {title: ["Multiline", [f"^{re.escape(tag)}$" for tag in tags]] for title, tags in charts.items()}
@@ -63,7 +63,7 @@ def write_layout(writer: Writer, charts: Mapping[str, Sequence[str]]) -> None:
 
 
 def markdown_summary(report: Report) -> str:
-    """Title, verdict, facts, findings and notes as markdown."""
+    """Write title, verdict, facts, findings and notes as Markdown."""
     lines = [f"## {escape_markdown(report.title)}", ""]
     if report.verdict is not None:
         lines += [f"**{escape_markdown(verdict_line(report.verdict))}**", ""]
@@ -83,18 +83,18 @@ def markdown_summary(report: Report) -> str:
 
 
 def markdown_report(report: Report) -> str:
-    """The whole report as markdown: what :func:`markdown_summary` says, and its tables."""
+    """Write the whole report as Markdown: :func:`markdown_summary` and the tables."""
     present, _ = part_absent(report.tables)
     tables = (markdown_table(table, max_rows=table.row_limit or _MAX_ROWS) for table in present)
     return "\n".join((markdown_summary(report), *tables))
 
 
 def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
-    """One table as GitHub markdown: title, time unit, at most six columns, notes.
+    """Write one table as GitHub Markdown: title, time unit, at most six columns, notes.
 
     Args:
-        table: what to write; one without rows becomes its title and its reason.
-        max_rows: a longer table is cut and says so.
+        table: what to write; without rows, only its title and reason.
+        max_rows: maximum rows; a longer table is cut, with a note.
     """
     lines = [f"### {escape_markdown(table.title)}", ""]
     if table.absent_reason is not None and not table.rows:
@@ -118,12 +118,12 @@ def markdown_table(table: Table, *, max_rows: int = _MAX_ROWS) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Write a name so that markdown shows exactly it, on one line, also inside a table."""
+    """Escape a name so that Markdown shows it exactly, on one line, even inside a table."""
     return printable(" ".join(text.split())).translate(_ESCAPED)
 
 
 def _split(blocks: tuple[LayoutGroup, ...]) -> list[tuple[LayoutGroup, ...]]:
-    """Spread the columns evenly over as many tables as are needed beside their name columns."""
+    """Spread the columns evenly over as many tables as needed, each with the names."""
     num_tables = max(1, math.ceil(len(blocks) / (_MAX_COLUMNS - 1)))
     size = math.ceil(len(blocks) / num_tables)
     return [blocks[index * size : (index + 1) * size] for index in range(num_tables)]

@@ -1,4 +1,4 @@
-"""A timeline as packed columns, for a browser.
+"""A timeline as packed columns, for browsers.
 
 The packed form is that of ``show/tensorboard/packing.py``. Its ``meta`` is::
 
@@ -8,27 +8,27 @@ The packed form is that of ``show/tensorboard/packing.py``. Its ``meta`` is::
     lanes       [{"label", "group", "is_device"}, ...] in reading order
     names       the distinct names of slices
     categories  the distinct kinds of slices
-    details     the distinct texts that are known of slices
+    details     the distinct detail texts of slices
     steps       [[number, begin_ns, end_ns], ...]
     notes       what was left out and why
     counters    [{"label", "group", "unit", "count"}, ...]; unit is a value of report.model.Unit
-    rows        [[lane, depth, count], ...]: the slices come row by row, count of them in this one
+    rows        [[lane, depth, count], ...]: slices are in this order, count of them per row
 
-and its columns are, all of as many values as there are slices, in the order of ``rows``, in a row by begin::
+and its columns, with one value per slice, in the order of ``rows`` and within a row by start, are::
 
     begin       delta: ns since the first event of the trace
     duration    int: ns
-    name        int: position in names
-    category    int: position in categories
-    detail      int: position in details, -1 without one
-    launch      int: position of the slice that launched this one, -1 without one; of a fetch its batch
+    name        int: index into names
+    category    int: index into categories
+    detail      int: index into details, -1 without one
+    launch      int: index of the slice that launched this one, -1 without one; for a fetch, its batch
 
-and for the counter at position i of ``count`` points::
+and for the counter at index i, with ``count`` points::
 
     counter_<i>_time    delta: ns since the first event of the trace, ascending
-    counter_<i>_value   float: what it is from then on
+    counter_<i>_value   float: level from then on
 
-A row that has no slices is not listed. The differences of ``begin`` go on from row to row, so the first of a
+Rows without slices aren't listed. The differences of ``begin`` continue from row to row, so the first of a
 row is mostly negative.
 """
 
@@ -46,28 +46,28 @@ from lightning_modelprof.show.tensorboard.packing import check_columns, pack_col
 from lightning_modelprof.units import format_amount, format_duration
 
 MAX_BYTES: Final = 48_000_000
-"""Of one packed timeline: the largest blob that was tried with both of TensorBoard's data loaders."""
+"""Maximum bytes of a packed timeline: the largest blob tested with both of TensorBoard's data loaders."""
 
 MOST_CHECKED: Final = 2_000_000
-"""Slices whose numbers are looked at before a page is given them: it takes half a second."""
+"""Maximum slices whose numbers are checked before a page gets them, which takes half a second."""
 
 PYTHON_FUNCTION: Final = "python function"
-"""The kind that is left out first: there are more of them than of all others, and each is short."""
+"""The kind that is left out first, because it has the most slices and they are short."""
 
 _COLUMNS: Final = ("slice_begin_ns", "slice_duration_ns", "name", "category", "detail", "launch")
 _NEVER: Final = np.iinfo(np.int64).max
 _MARGIN: Final = 0.9
-"""Of the slices that would fit if all took the same space; the texts of those that stay take more."""
+"""Share of the slices that would fit if all were the same size; texts of the remaining ones take more."""
 
 
 def pack_timeline(timeline: DrawnTimeline, max_bytes: int = MAX_BYTES) -> bytes:
     """Pack a timeline.
 
-    One that would be larger than ``max_bytes`` loses its Python functions, and if that is not enough its
-    shortest slices, with notes on how many and how short. Steps and counters are never left out.
+    A timeline larger than ``max_bytes`` loses its Python functions and, if that isn't enough, its shortest
+    slices, with notes on how many and how short. Steps and counters are never left out.
 
     Raises:
-        ValueError: when the trace is longer than 53 bits of nanoseconds, which are 104 days.
+        ValueError: if the trace is longer than 53 bits of nanoseconds, which are 104 days.
     """
     packed = _pack(timeline)
     if len(packed) <= max_bytes:
@@ -91,10 +91,10 @@ def pack_timeline(timeline: DrawnTimeline, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def unpack_timeline(packed: bytes) -> DrawnTimeline:
-    """The timeline that was packed.
+    """Unpack a timeline.
 
     Raises:
-        ValueError: when the bytes are nothing that :func:`pack_timeline` made.
+        ValueError: if :func:`pack_timeline` didn't make these bytes.
     """
     meta, columns = unpack_columns(packed)
     try:
@@ -128,22 +128,22 @@ def unpack_timeline(packed: bytes) -> DrawnTimeline:
 
 
 def check_timeline(packed: bytes) -> None:
-    """Whether a page can draw what is packed.
+    """Check that a page can draw a packed timeline.
 
-    Of more than ``MOST_CHECKED`` slices only the description and the lengths of the columns are looked at.
+    With more than ``MOST_CHECKED`` slices, only checks the description and the columns' lengths.
 
     Raises:
-        ValueError: with what is wrong.
+        ValueError: with what's wrong.
     """
     if check_columns(packed).get("begin", 0) <= MOST_CHECKED:
         _check_ranges(unpack_timeline(packed))
 
 
 def _check_ranges(timeline: DrawnTimeline) -> None:
-    """Refuse numbers that no trace has, and positions of what is not there."""
+    """Refuse numbers that no trace has, and indices out of range."""
     ends = {
         "lane": len(timeline.lanes),
-        "depth": len(timeline),  # each slice has one at most below every other
+        "depth": len(timeline),  # at most one row per slice
         "name": len(timeline.names),
         "category": len(timeline.categories),
         "detail": len(timeline.details),
@@ -207,7 +207,6 @@ def _pack(timeline: DrawnTimeline) -> bytes:
 
 
 def _rows(timeline: DrawnTimeline) -> list[list[int]]:
-    """Lane, depth and number of slices of each row that has any."""
     starts = np.flatnonzero(_begins_row(timeline.lane, timeline.depth))
     counts = np.diff(starts, append=len(timeline))
     rows: list[list[int]] = np.column_stack((timeline.lane[starts], timeline.depth[starts], counts)).tolist()
@@ -215,7 +214,6 @@ def _rows(timeline: DrawnTimeline) -> list[list[int]]:
 
 
 def _begins_row(lane: NDArray[np.int64], depth: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Which slices are the first of their lane and depth, shape (n,)."""
     begins: NDArray[np.bool_] = (np.diff(lane, prepend=-1) != 0) | (np.diff(depth, prepend=-1) != 0)
     return begins
 
@@ -233,19 +231,19 @@ def _with_note(timeline: DrawnTimeline, note: str) -> DrawnTimeline:
 
 
 def _limit_ns(timeline: DrawnTimeline, share: float) -> int:
-    """How long a slice must be for at most this share of them to be kept, and not all."""
+    """Return the minimum duration that keeps at most ``share`` of the slices, and not all of them."""
     durations_ns = np.sort(timeline.slice_duration_ns)
     num_dropped = max(len(durations_ns) - int(share * len(durations_ns)), 1)
     return int(durations_ns[num_dropped - 1]) + 1
 
 
 def _only(timeline: DrawnTimeline, kept: NDArray[np.bool_]) -> DrawnTimeline:
-    """The timeline of some of its slices, without the rows, names and texts that nothing is left of."""
+    """Keep some slices, and only the rows, names and texts that they use."""
     rows = np.flatnonzero(kept)
     depth = _moved_up(timeline, rows)
     order = np.lexsort((timeline.slice_begin_ns[rows], depth, timeline.lane[rows]))
     rows, depth = rows[order], depth[order]
-    position = np.full(len(timeline) + 1, -1, np.int64)  # the last is of -1, which is none
+    position = np.full(len(timeline) + 1, -1, np.int64)  # the last entry is for -1, which means none
     position[rows] = np.arange(len(rows))
     names, name = _used(timeline.names, timeline.name[rows])
     categories, category = _used(timeline.categories, timeline.category[rows])
@@ -267,16 +265,16 @@ def _only(timeline: DrawnTimeline, kept: NDArray[np.bool_]) -> DrawnTimeline:
 
 
 def _moved_up(timeline: DrawnTimeline, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-    """How deep the slices of these positions are without the others: each right below what it overlaps.
+    """Return the depths of some slices without the others: each right below what it overlaps.
 
-    Row by row from the top, all slices of a row at once: they do not overlap each other.
+    Works row by row from the top, on whole rows, because slices of a row don't overlap each other.
     """
     lane, depth = timeline.lane[rows], timeline.depth[rows]
     begin_ns = timeline.slice_begin_ns[rows]
-    end_ns = begin_ns + np.maximum(timeline.slice_duration_ns[rows], 1)  # no length is inside, too
+    end_ns = begin_ns + np.maximum(timeline.slice_duration_ns[rows], 1)  # zero-length slices are inside, too
     moved = np.zeros(len(rows), np.int64)
     starts = np.flatnonzero(_begins_row(lane, depth))
-    placed: list[NDArray[np.intp]] = []  # of the lane, by new depth: the slices there, by begin
+    placed: list[NDArray[np.intp]] = []  # by new depth in the lane: the slices there, by start
     for own in np.split(np.arange(len(rows)), starts[1:]):
         if not len(own) or not own[0] or lane[own[0]] != lane[own[0] - 1]:
             placed = []
@@ -292,8 +290,8 @@ def _moved_up(timeline: DrawnTimeline, rows: NDArray[np.intp]) -> NDArray[np.int
 
 
 def _used(texts: tuple[str, ...], place: NDArray[np.int64]) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """The texts that occur, and the position of each slice's among them, -1 without one."""
-    new_place = np.full(len(texts) + 1, -1, np.int64)  # the last is of -1, which is none
+    """Return the texts that occur, and each slice's index into them, -1 without one."""
+    new_place = np.full(len(texts) + 1, -1, np.int64)  # the last entry is for -1, which means none
     used = np.unique(place[place >= 0])
     new_place[used] = np.arange(len(used))
     return tuple(texts[index] for index in used.tolist()), new_place[place]

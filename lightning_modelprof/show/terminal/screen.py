@@ -1,4 +1,4 @@
-"""What is known of the terminal behind a stream, and how lines get there."""
+"""The terminal behind a stream, and how to write lines to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lightning_modelprof.units import DASH
 
 
 def _width(stream: IO[str]) -> int:
-    """Columns of the terminal, 80 if nothing tells."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
@@ -30,7 +29,7 @@ def _width(stream: IO[str]) -> int:
 
 
 _MAX_PROSE_WIDTH: Final = 100
-"""Lines of more than a hundred characters are hard to read."""
+"""Longer lines are hard to read."""
 
 
 _CODES: Final = {
@@ -56,26 +55,26 @@ PLAIN: Final = str.maketrans(
     | {"µ": "u", "■": "!!", "▲": "!", "●": "*", "○": "?"}
     | dict.fromkeys("█▉▊▋▌▍▎▏", "#")
 )
-"""What a console that cannot show a character gets in its place."""
+"""Replacements for characters that a console can't show."""
 
 
 _NO_TERMINALS: Final = ("ipykernel", "idlelib")
-"""Whose streams may call themselves terminals, or be asked for colours (Jupyter sets FORCE_COLOR)."""
+"""Their streams may claim to be terminals, or be asked for colors (Jupyter sets FORCE_COLOR)."""
 
 
 _WITH_LINKS: Final = ("iTerm.app", "WezTerm", "ghostty", "Hyper")
 
 
 _FIRST_VTE_WITH_LINKS: Final = 5000
-"""GNOME Terminal and its relatives."""
+"""GNOME Terminal and other VTE terminals."""
 
 
 _NEW_WINDOWS: Final = ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM")
-"""One of them is set in a console of Windows that understands colours and lines."""
+"""Windows consoles that understand colors and lines set one of these."""
 
 
 class Screen(Record, frozen=True):
-    """What is known of the terminal behind a stream."""
+    """The terminal behind a stream."""
 
     width: int
     has_styles: bool
@@ -84,11 +83,11 @@ class Screen(Record, frozen=True):
 
     @classmethod
     def plain(cls) -> Screen:
-        """What stands in for a terminal where there is none: a file, a pipe."""
+        """Stand in for a terminal where there is none, as for a file or a pipe."""
         return cls(width=_MAX_PROSE_WIDTH, has_styles=False, has_colours=False)
 
     def link(self, text: str, place: str) -> str:
-        """The text as a link to ``file:line``, where the terminal shows links (OSC 8).
+        """Link the text to ``file:line``, if the terminal shows links (OSC 8).
 
         Source: "Hyperlinks (a.k.a. HTML-like anchors) in terminal emulators", E. Koblinger.
         """
@@ -100,7 +99,7 @@ class Screen(Record, frozen=True):
         return f"\x1b]8;;{target}\x1b\\{text}\x1b]8;;\x1b\\"
 
     def paint(self, text: str, style: str) -> str:
-        """The text in bold, dim or a colour, as far as that can be shown and is wanted."""
+        """Make the text bold, dim or colored, if the terminal can and the user allows it."""
         wanted = style if self.has_colours else _WITHOUT_COLOUR.get(style, style)
         return f"\x1b[{_CODES[wanted]}m{text}\x1b[0m" if text and wanted and self.has_styles else text
 
@@ -110,7 +109,7 @@ class Screen(Record, frozen=True):
 
 
 def find_screen(stream: IO[str]) -> Screen | None:
-    """The terminal behind a stream, ``None`` if it is none."""
+    """Find the terminal behind a stream; ``None`` if it isn't one."""
     asked = os.environ.get
     try:
         if type(stream).__module__.partition(".")[0] in _NO_TERMINALS:
@@ -124,14 +123,14 @@ def find_screen(stream: IO[str]) -> Screen | None:
             has_colours=not asked("NO_COLOR"),
             links=_links(),
         )
-    except Exception:  # somebody's own stream; it may be written to all the same
+    except Exception:  # a custom stream, which may still be writable
         return None
 
 
 def _links() -> str:
-    """How links to files are written: ``vscode`` or ``file``; ``""`` where the terminal knows none.
+    """Return the kind of links to files, ``vscode`` or ``file``; ``""`` if the terminal supports none.
 
-    A terminal that does not know them shows the text, but some old ones print the address as well.
+    A terminal without support shows the text, but some old ones print the address as well.
     """
     asked = os.environ.get
     program, kind = asked("TERM_PROGRAM", ""), asked("TERM", "")
@@ -146,13 +145,13 @@ def _links() -> str:
 
 
 def write_lines(text: str, stream: IO[str]) -> None:
-    """Write whole lines: in a notebook, the stream of a live display repeats half a line for ever."""
+    """Write whole lines; in a notebook, a live display's stream repeats partial lines forever."""
     try:
         for line in text.removesuffix("\n").split("\n"):
             _write_line(f"{line}\n", stream)
         if hasattr(stream, "flush"):
             stream.flush()
-    except SystemExit as leaving:  # how the console of a live display ends the program when nobody reads
+    except SystemExit as leaving:  # how a live display's console exits when the pipe is closed
         if isinstance(leaving.__context__, BrokenPipeError):
             raise leaving.__context__ from None
         raise
@@ -161,17 +160,17 @@ def write_lines(text: str, stream: IO[str]) -> None:
 def _write_line(line: str, stream: IO[str]) -> None:
     try:
         stream.write(line)
-    except UnicodeEncodeError:  # a stream that does not know its encoding
+    except UnicodeEncodeError:  # a stream that doesn't know its encoding
         stream.write(encodable(line, "ascii"))
 
 
 def encodable(text: str, encoding: object) -> str:
-    """The text as far as an old terminal or a pipe on Windows can show it: printing must not raise."""
+    """Replace what an old terminal or a pipe on Windows can't show, because printing must not raise."""
     if not isinstance(encoding, str):
         return text
     try:
         text.encode(encoding)
-    except LookupError:  # what a stream calls its encoding is its own affair
+    except LookupError:  # an unknown encoding
         return text
     except UnicodeEncodeError:
         return text.translate(PLAIN).encode(encoding, "backslashreplace").decode(encoding)
@@ -179,7 +178,7 @@ def encodable(text: str, encoding: object) -> str:
 
 
 def wrap(text: str, width: int) -> list[str]:
-    """Lines of at most so many terminal cells, broken at spaces, and within words that are longer."""
+    """Break into lines of at most ``width`` terminal cells, at spaces and within longer words."""
     width, lines, line, cells = max(width, 2), [], "", 0
     for word in text.split(" "):
         own = display_width(word)
@@ -195,7 +194,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def _pieces(word: str, cells: int, width: int) -> Iterator[str]:
-    """A word of so many cells in pieces of at most ``width`` characters that fit into a line."""
+    """Split a word of ``cells`` cells into pieces of at most ``width`` characters that fit into a line."""
     start = 0
     while cells > width:
         piece = word[start : start + width]
@@ -207,7 +206,6 @@ def _pieces(word: str, cells: int, width: int) -> Iterator[str]:
 
 
 def cut_line(line: str, width: int) -> str:
-    """The line, cut off where it is wider."""
     if display_width(line) <= width:
         return line.rstrip()
     end = next(end for end in range(width - 1, -1, -1) if display_width(line[:end]) < width)

@@ -30,23 +30,22 @@ from lightning_modelprof.show.terminal.screen import PLAIN, Screen, wrap
 from lightning_modelprof.units import percent
 
 MAX_LINES: Final = 20
-"""With the empty line above."""
+"""Including the empty line above."""
 
 _MAX_WIDTH: Final = 100
 _MIN_WIDTH: Final = 40
 _INDENT: Final = "    "
 _LEAST_GAIN: Final = 0.05
-"""Share of the step that the savings must have, so that a second bar shows what is left."""
+"""Minimum share of the step that findings must save for a second bar with the best case."""
 
 _SMALL: Final = (0.04, 0.08, 0.15, 0.3)
-"""Shares of the step below which a part of the bar is put with the others, in turn."""
+"""Shares of the step below which parts of the bar are merged, tried in turn."""
 
 _SHOWN_FIRST: Final = (WARNING, "Steps", NOT_DONE)
-"""Facts on the first screen."""
 
 _MOST_SHOWN: Final = 4
 _MOST_OTHERS: Final = 4
-"""Lines for traces other than the newest."""
+"""Maximum lines for traces other than the newest."""
 
 _LOOPS: Final = ("loops", "short_loops")
 
@@ -58,7 +57,7 @@ _SYMBOLS: Final[dict[Severity | None, tuple[str, str, str]]] = {
     Severity.INFO: ("●", "-", "dim"),
     None: ("○", "?", "dim"),
 }
-"""Of a finding: symbol, the same in ASCII, and style."""
+"""Symbol, its ASCII form, and style."""
 
 _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
@@ -67,12 +66,12 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉█"
 def short_lines(
     report: Report, screen: Screen | None, encoding: str | None, last_words: Sequence[str] = ()
 ) -> list[str]:
-    """The short report.
+    """Build the short report.
 
     Args:
-        report: with a verdict.
-        screen: the terminal; ``None`` where there is none.
-        encoding: of the stream; ``None`` if it does not say.
+        report: a report with a verdict.
+        screen: the terminal, if any.
+        encoding: the stream's encoding; ``None`` if unknown.
         last_words: where the rest of the report is; may be longer than a line.
     """
     drawn = _Short(report, screen or Screen.plain(), _is_plain(encoding))
@@ -82,7 +81,7 @@ def short_lines(
 
 
 def _num_loops(table: Table) -> int:
-    """Loops that ran besides the one that is shown, which has a row as well; short ones are counted."""
+    """Count loops other than the reported one, which has a row as well; short ones are counted in it."""
     if table.id == "loops":
         return len(table.rows) - 1
     at = next(place for place, column in enumerate(table.columns) if column.key == "calls")
@@ -91,10 +90,10 @@ def _num_loops(table: Table) -> int:
 
 
 def _is_plain(encoding: str | None) -> bool:
-    """Whether the stream lacks the characters that bars are drawn with."""
+    """Whether the stream lacks the characters of the bars."""
     try:
         "■▲●█▏│·−±→".encode(encoding if isinstance(encoding, str) else "utf-8")
-    except LookupError:  # what a stream calls its encoding is its own affair
+    except LookupError:  # an unknown encoding
         return False
     except UnicodeEncodeError:
         return True
@@ -102,8 +101,6 @@ def _is_plain(encoding: str | None) -> bool:
 
 
 class _Short:
-    """The parts of a short report, for one screen."""
-
     def __init__(self, report: Report, screen: Screen, is_plain: bool) -> None:
         self._report = report
         self._screen = screen
@@ -114,16 +111,15 @@ class _Short:
         return line.translate(PLAIN) if self._is_plain else line
 
     def _wrap(self, text: str, indent: str = "") -> list[str]:
-        """Lines that fit in the characters that are printed: "+-" is wider than "±"."""
+        """Wrap to the width of the printed characters: "+-" is wider than "±"."""
         return wrap(self.safe(text), self._width - len(indent))
 
     @property
     def _cut(self) -> int:
-        """Width of a line that is cut: three dots are two characters wider than an ellipsis."""
+        """Width of cut lines; three dots are two characters wider than an ellipsis."""
         return self._width - 2 * self._is_plain
 
     def head(self) -> Iterator[str]:
-        """Verdict, the step to scale, speed."""
         verdict, paint = self._report.verdict, self._screen.paint
         if verdict is None:
             return
@@ -132,7 +128,7 @@ class _Short:
         first, *rest = self._wrap(text)
         yield paint(word, "bold") + first[len(word) :] if first.startswith(word) else paint(first, "bold")
         yield from rest
-        # What speaks against the figures, and what the steps are, stand before them.
+        # Warnings about the figures, and which steps they cover, come before the figures.
         facts = [(label, value) for label, value in self._report.facts if label in _SHOWN_FIRST]
         for label, value in facts[:_MOST_SHOWN]:
             yield from self._wrap(f"{label}: {printable(value)}")[:2]
@@ -142,7 +138,6 @@ class _Short:
         yield from self._wrap(speed_line(self._report))
 
     def findings(self, room: int) -> Iterator[str]:
-        """What was found, in so many lines; says how much more there is."""
         found = [one for one in self._report.findings if one.status is Status.FOUND]
         if not found:
             asked = sum(one.status is Status.CLEAN for one in self._report.findings)
@@ -162,7 +157,6 @@ class _Short:
             yield from lines
 
     def tail(self) -> Iterator[str]:
-        """Other traces, the slowest modules, and what this profiler took."""
         others = [printable(value) for label, value in self._report.facts if label == OTHER_TRACES]
         for other in others[:_MOST_OTHERS]:
             first, *rest = self._wrap(other)
@@ -190,18 +184,18 @@ class _Short:
         if card is None or card.wall_ns <= 0:
             return
         numbers, total = StepNumbers(card), ""
-        for small in _SMALL:  # so many parts as leave room for the bar itself
+        for small in _SMALL:  # merge parts until there is room for the bar itself
             parts = merge_small(card.host, small)
             texts = [f"{part.label} {ms}" for part, ms in zip(parts, numbers.parts(parts), strict=True)]
             total = f" = {numbers.step} ms"
-            # A separator is three cells, and the last cell of a part may be a piece of one.
+            # A separator is three cells, and a part's last cell can be partial.
             free = self._width - sum(map(display_width, texts)) - 4 * len(parts) - len(total)
             if free >= self._width // 6:
                 break
         is_below = free < self._width // 6
-        if is_below:  # the names have a line of their own
+        if is_below:  # the names get their own line
             free = self._width - 2 * len(parts)
-        # In both bars a cell is as long, so that they can be compared.
+        # Cells of both bars have the same scale, so the bars are comparable.
         label = f" best case if all findings are fixed: {numbers.best} ms"
         scale = max(free, len(parts)) / card.wall_ns
         has_gain = card.saved_ns >= _LEAST_GAIN * card.wall_ns
@@ -224,14 +218,14 @@ class _Short:
             yield from (self._screen.paint(line, "dim") for line in lines)
 
     def _blocks(self, cells: float) -> str:
-        """A bar of so many cells, the last of which may be a part of one."""
+        """Draw a bar; its last cell can be partial."""
         if self._is_plain:
             return "#" * max(1, int(cells))
         eighths = max(1, int(cells * 8))
         return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
 
     def _finding(self, number: int, finding: Finding, room: int) -> list[str]:
-        """Head, place and what to do, in at most so many lines; empty where not even that fits."""
+        """Return head, place and action in at most ``room`` lines; empty if they don't fit."""
         symbol, plain, style = _SYMBOLS[finding.severity]
         head = f"{number} {plain if self._is_plain else symbol} {printable(finding.title)}"
         if gain := saving_text(finding):
@@ -254,7 +248,6 @@ class _Short:
         return []
 
     def _body(self, places: Sequence[tuple[str, str]], text: str) -> list[str]:
-        """The first place and the text, wrapped; the place is a link where the terminal knows links."""
         place, target = places[0] if places else ("", "")
         more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         lines = self._wrap(f"{place}{more} · {text}" if place else text, _INDENT)
@@ -263,7 +256,6 @@ class _Short:
         return [_INDENT + line for line in lines]
 
     def _change(self, change: CodeChange | None) -> list[str]:
-        """The lines that a diff removes and adds, below where they are; empty without a diff."""
         if change is None or not change.diff:
             return []
         where = _near(f"{change.file}:{change.line}")
@@ -284,7 +276,7 @@ class _Short:
         ]
 
     def _place(self, location: Place) -> tuple[str, str]:
-        """Where it is, and what a link to it points at, ``""`` if nothing can."""
+        """Return the place, and its link target or ``""``."""
         text = self._spot(location)
         inner = location.inner
         if inner is not None and inner.file == location.file and inner.line is not None:
@@ -300,7 +292,7 @@ class _Short:
         return " ".join(filter(None, (_near(location.at), location.where)))
 
     def _slowest(self) -> list[str]:
-        # The model's own row is called by its class: what runs in it outside of its modules.
+        # The model's own row, which is the time outside its modules, is named after its class.
         return [
             f"{shorten(printable(str(row[0])), 32)}{' itself' * (row[0] == row[1])} {percent(value)}"
             for table in self._report.tables
@@ -318,13 +310,13 @@ _STYLES: Final = {
     "optimizer": "magenta",
     "validation": "green",
 }
-"""Colours of the phases that most steps consist of."""
+"""Colors of the phases that make up most steps."""
 
 
 def pasteable(line: str, width: int) -> list[str]:
-    """A line of Python, broken after commas in brackets if it is too long: pasted, it is the same statement.
+    """Break a long line of Python after commas in brackets; pasted, it's the same statement.
 
-    What has no such comma stays whole.
+    A line without such commas stays whole.
     """
     if display_width(line) <= width:
         return [line]
@@ -341,20 +333,20 @@ def pasteable(line: str, width: int) -> list[str]:
 
 
 def _commas_in_brackets(line: str) -> list[int]:
-    """Where the commas end that a line of Python may be broken after."""
+    """Return the ends of the commas after which a line of Python can be broken."""
     ends, depth = [], 0
     try:
         for token in tokenize.generate_tokens(io.StringIO(line.lstrip()).readline):
             depth += (token.string in ("(", "[", "{")) - (token.string in (")", "]", "}"))
             if token.string == "," and depth > 0:
                 ends.append(token.end[1] + len(line) - len(line.lstrip()))
-    except (tokenize.TokenError, SyntaxError):  # a part of a statement
+    except (tokenize.TokenError, SyntaxError):  # part of a statement
         pass
     return ends
 
 
 def shorten_end(line: str, width: int) -> str:
-    """The line, with dots at its end to say that it goes on."""
+    """End the line with an ellipsis, because it continues."""
     while display_width(line) > width - 2 and " " in line.strip():
         line = line.rstrip().rpartition(" ")[0]
     return f"{line} {ELLIPSIS}"
@@ -366,7 +358,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _near(file: str) -> str:
-    """A path as short as it can be copied: from the working directory, else its end."""
+    """Shorten a path: relative to the working directory if it's inside, else only its end."""
     path, colon, line = file.rpartition(":")
     if not path or not Path(path).is_absolute():
         return file

@@ -16,14 +16,14 @@ _PHASES: Final = "comparison_phases"
 _FINDINGS: Final = "comparison_findings"
 _INDENT: Final = "  "
 _MOST_LINES: Final = 2
-"""Of one fact or list."""
+"""Maximum lines per fact or list."""
 
 _MOST_HEAD: Final = 12
 _LEAST_PHASES: Final = 2
-"""Lines on phases that are always left."""
+"""Lines that are always left for phases."""
 
 _FIRST: Final = ("Order", "Why", "Change", "Before", "After")
-"""Facts that are shown after the warnings; the others, one for each run, only if there is room."""
+"""Facts shown after the warnings; the others, one per run, only if there is room."""
 
 _TONES: Final = {"less": "blue", "more": "yellow"}
 """As in pages: blue is better."""
@@ -34,11 +34,11 @@ def is_comparison(report: Report) -> bool:
 
 
 def comparison_lines(report: Report, screen: Screen | None, last_words: Sequence[str] = ()) -> list[str]:
-    """The short comparison.
+    """Build the short comparison.
 
     Args:
         report: a comparison of runs.
-        screen: the terminal; ``None`` where there is none.
+        screen: the terminal, if any.
         last_words: where the rest is.
     """
     screen = screen or Screen.plain()
@@ -75,7 +75,7 @@ def _cut(text: str, width: int) -> list[str]:
 
 
 def _fit(warnings: Sequence[list[str]], room: int) -> list[str]:
-    """The warnings in at most ``room`` lines, but at least their number."""
+    """Fit the warnings into ``room`` lines, or show at least their number."""
     shown = list(warnings)
     while sum(map(len, shown)) + (len(shown) < len(warnings)) > max(room, 1):
         shown.pop()
@@ -87,7 +87,7 @@ def _fit(warnings: Sequence[list[str]], room: int) -> list[str]:
 
 
 def _phase_lines(rows: Sequence[Mapping[str, Any]], screen: Screen, room: int) -> Iterator[str]:
-    """The phases that changed by more than their error; the first row is the step, which the title has."""
+    """Yield phases that changed by more than their error; the first row is the step, which the title has."""
     changed = [row for row in rows[1:] if row["direction"] in _TONES]
     if not changed:
         is_known = any(row["direction"] is not None for row in rows)

@@ -1,4 +1,4 @@
-"""All tables of a report as lines for a terminal: as wide as it is, continued below where they are wider."""
+"""All tables of a report for a terminal, fitted to its width and continued below if they are wider."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from lightning_modelprof.show.terminal.screen import Screen, cut_line, wrap
 from lightning_modelprof.units import UNIT_NAMES
 
 _GAP: Final = "  "
-"""Between two columns, and before what belongs to the line above."""
+"""Between columns, and before continuation lines."""
 
 _FIVE_NUMBERS: Final = 52
-"""What Total, Avg, Max, Min and Ratio need beside the names, so that the group stays in one piece."""
+"""Width of Total, Avg, Max, Min and Ratio next to the names, so that the group stays together."""
 
 _FACT_LIMIT: Final = 24
 _MIN_NAME: Final = 24
@@ -107,7 +107,7 @@ def _notes(notes: Sequence[str], screen: Screen) -> Iterator[str]:
 
 
 class _Column(Record, frozen=True):
-    """One column as drawn; its group's name stands above the first column of the group only."""
+    """One column as drawn; only the first column of a group has the group's name above it."""
 
     group: str
     label: str
@@ -120,8 +120,8 @@ class _Column(Record, frozen=True):
 
 
 def _panels(grid: Layout, screen: Screen) -> Iterator[str]:
-    """The table, continued below with its names repeated where it is wider than the screen."""
-    # The names take what is free when all columns stand side by side, else leave room for one group.
+    """Yield the table; if it's wider than the screen, it continues below with the names repeated."""
+    # The names take what is free with all columns side by side, else they leave room for one group.
     width = screen.width
     beside = sum(column.width for block in grid.blocks for column in _columns(block, width))
     limit = max(_MIN_NAME, min(48, width - _FIVE_NUMBERS), min(NAME_LIMIT, width - beside - len(_GAP)))
@@ -131,12 +131,12 @@ def _panels(grid: Layout, screen: Screen) -> Iterator[str]:
     panel: list[_Column] = []
     for block in grid.blocks:
         columns = _columns(block, free)
-        # A group stays together unless it is wider than the screen.
+        # A group stays together unless it's wider than the screen.
         is_too_wide = sum(column.width for column in columns) > free
         for piece in [[column] for column in columns] if is_too_wide else [columns]:
             if panel and sum(column.width for column in (*panel, *piece)) > free:
                 if block.is_empty_group:
-                    continue  # a table of dashes says nothing that the table's notes do not
+                    continue  # the table's notes explain the dashes
                 yield from _draw([first, *panel], grid.depths, screen)
                 yield ""
                 panel = []
@@ -147,7 +147,7 @@ def _panels(grid: Layout, screen: Screen) -> Iterator[str]:
 def _columns(block: LayoutGroup, free: int) -> list[_Column]:
     group = block.group or ""
     if block.is_empty_group:
-        # One column of dashes says as much as five.
+        # One column of dashes is as clear as five.
         return [_Column(group, "", block.strips[0].cells, is_number=True)]
     return [
         _Column(
@@ -163,7 +163,6 @@ def _columns(block: LayoutGroup, free: int) -> list[_Column]:
 
 
 def _draw(columns: list[_Column], depths: tuple[int, ...], screen: Screen) -> Iterator[str]:
-    """One panel: headings, a rule, rows; what is wider than a sliver of a screen is cut off."""
     paint, has_groups = screen.paint, any(column.group for column in columns)
     drawn = []
     for column in columns:

@@ -1,4 +1,4 @@
-"""The report in a terminal: twenty lines, or all tables, with colour where the reader wants colour."""
+"""The report in a terminal: twenty lines or all tables, with color if the reader wants it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def print_report(
     """Print a report in at most 20 lines, or with all its tables.
 
     Respects ``NO_COLOR``, ``FORCE_COLOR``, ``COLUMNS`` and ``TERM``. Reports without a verdict are always
-    printed in full, but for comparisons.
+    printed in full, except comparisons.
 
     Args:
         report: The report to print.
@@ -45,8 +45,8 @@ def print_report(
     given = sys.stdout if file is None else file
     if given is None:  # a program without a console has no standard output
         return
-    # A live display, such as Lightning's RichProgressBar, puts a stream of its own in this place, and erases
-    # what goes past it. Where there is no terminal, nothing is erased: text goes where it would without it.
+    # A live display, such as Lightning's RichProgressBar, replaces the stream with its own and erases what
+    # bypasses it. Without a terminal nothing is erased, so the text goes to the original stream.
     behind = getattr(given, "rich_proxied_file", given)
     screen, encoding = find_screen(behind), getattr(behind, "encoding", None)
     if screen is not None and has_colours is not None:
@@ -60,18 +60,18 @@ def print_report(
             text = "\n" * is_below_a_bar + render_text(report)
         else:
             text = "".join(f"{line}\n" for line in full_lines(report, screen, max_rows))
-        text += "".join(f"{line}\n" for line in last_words)  # a path that is broken in two cannot be copied
+        text += "".join(f"{line}\n" for line in last_words)  # a path broken in two can't be copied
     write_lines(encodable(text, encoding), behind if screen is None else given)
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """Print some lines to the standard output, each as soon as it is there, as a report is printed."""
+    """Print lines to standard output, each as soon as it exists, the way a report is printed."""
     for line in lines:
         print_text(f"{printable(line)}\n")
 
 
 def print_text(text: str) -> None:
-    """Print a text to the standard output, as a report is printed."""
+    """Print text to standard output, the way a report is printed."""
     stream = sys.stdout
     if stream is not None:
         write_lines(

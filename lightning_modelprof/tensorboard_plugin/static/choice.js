@@ -1,11 +1,11 @@
-// From what stands in the address to what is shown: a choice that is missing or gone becomes the nearest sensible one.
+// From the address to what is shown: a missing or outdated choice becomes the nearest sensible one.
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */
 /** @typedef {import("./server.js").Profile} Profile */
 /** @typedef {import("./server.js").Run} Run */
 
-/** Names in the address of what is compared with. */
+/** Prefix in the address of the side to compare with. */
 export const BEFORE = "before_";
 
 /** The view that shows two choices side by side. */
@@ -22,10 +22,10 @@ export function isSame(one, other) {
   );
 }
 
-/** What a link points at in a view: gone with the next choice, unless that one points as well. */
+/** What a link points at in a view: dropped with the next choice, unless that one points as well. */
 const POINTERS = ["find", "row"];
 
-/** How the reader looks at a part → the choices that it goes with. Sorted columns are kept, whatever is shown. */
+/** The reader's settings of a part → the choices they belong to. The sort order always stays. */
 const LOOKS = {
   at_steps: ["run", "profile"],
   at_time: ["run", "window", "rank"],
@@ -33,7 +33,7 @@ const LOOKS = {
 };
 
 /**
- * The choice after the reader has chosen something else to look at.
+ * The choice after the reader has selected something else.
  * @param {Choice} choice complete
  * @param {Choice} changes
  * @param {(choice: Choice) => Choice} completed
@@ -45,12 +45,12 @@ export function chosen(choice, changes, completed) {
   for (const [look, names] of Object.entries(LOOKS)) {
     if (!(look in changes) && names.some((name) => next[name] !== choice[name])) delete next[look];
   }
-  if (next.find) delete next.at_time; // what is found is looked at
+  if (next.find) delete next.at_time; // show what is found
   return next;
 }
 
 /**
- * The choice after the reader has looked around in a part.
+ * The choice after the reader has changed settings of a part.
  * @param {Choice} choice
  * @param {Choice} looks
  */
@@ -61,7 +61,7 @@ export function lookedAt(choice, looks) {
 }
 
 /**
- * Profiles of a run of one kind, the newest last.
+ * A run's profiles of one kind, newest last.
  * @param {Run | undefined} run
  * @param {"run" | "window"} kind
  */
@@ -70,9 +70,9 @@ export function profilesOf(run, kind) {
 }
 
 /**
- * Windows that belong to a loop: those whose tag begins as the run's does.
+ * Windows that belong to a loop: those whose tag starts like the run's.
  * @param {Run | undefined} run
- * @param {string} profile tag of the chosen loop; "" for all
+ * @param {string} profile tag of the selected loop; "" for all
  */
 export function windowsOf(run, profile) {
   const folder = profile.slice(0, profile.lastIndexOf("/") + 1);
@@ -81,7 +81,7 @@ export function windowsOf(run, profile) {
 }
 
 /**
- * Where the trace of a step is: in the chosen window if that one holds it, else in the newest that does.
+ * Where a step's trace is: in the selected window if that contains it, else in the newest one that does.
  * @param {Choice} choice complete
  * @param {Contents} contents
  * @param {number} step its number
@@ -97,7 +97,7 @@ export function traceOf(choice, contents, step) {
 }
 
 /**
- * What a link names that is not here; "" if all is.
+ * What a link names that doesn't exist; "" if everything does.
  * @param {Choice} wanted as in the link
  * @param {Choice} shown complete
  */
@@ -107,7 +107,7 @@ export function whatIsGone(wanted, shown) {
 }
 
 /**
- * The same choice with nothing missing and nothing that is not there.
+ * The same choice with missing parts added and outdated ones replaced.
  * @param {Choice} choice
  * @param {Contents} contents
  * @param {string} prefix of the names: "" or BEFORE
@@ -133,8 +133,8 @@ export function complete(choice, contents, prefix = "") {
 }
 
 /**
- * The choice without what is compared with, where that is what the dashboard proposes itself: then it follows what
- * the reader looks at.
+ * The choice without the side to compare with, if that's the dashboard's own proposal: then it follows the reader's
+ * selection.
  * @param {Choice} choice complete
  * @param {Contents} contents
  * @returns {Choice}
@@ -147,8 +147,8 @@ export function withoutUsualBefore(choice, contents) {
 }
 
 /**
- * To look at the run that was written to last. To compare with: the same run where its window has one before it, else
- * the newest of those that started before it, of the same model if there is one, else of the others.
+ * The default run to show is the one written to last. To compare with: the same run if its window has one before it,
+ * else the newest of those that started before it, preferably of the same model.
  * @param {Run[]} all
  * @param {Choice} choice
  * @param {string} prefix
@@ -173,7 +173,7 @@ function modelOf(run) {
 }
 
 /**
- * When a run was written to last.
+ * When a run was last written to.
  * @param {Run} run
  */
 function writtenAt(run) {
@@ -181,7 +181,7 @@ function writtenAt(run) {
 }
 
 /**
- * When a run started, seconds since 1970; when it was first written to if that is not known.
+ * When a run started, in seconds since 1970; if unknown, when it was first written to.
  * @param {Run} run
  */
 function startOf(run) {
@@ -198,7 +198,7 @@ function windowBefore(windows, tag) {
 }
 
 /**
- * The newest run, of several of one time the last.
+ * The newest run; for equal times, the last one.
  * @param {Run[]} runs
  * @param {(run: Run) => number} timeOf
  * @returns {Run | undefined}
@@ -211,7 +211,7 @@ function newestRun(runs, timeOf) {
 }
 
 /**
- * The wanted one, else the newest: of a fit, if there is one, since the validation after it is shorter.
+ * The wanted one, else the newest, preferably of a fit, because the validation after it is shorter.
  * @param {Profile[]} profiles
  * @param {string} tag
  * @returns {Profile | undefined}

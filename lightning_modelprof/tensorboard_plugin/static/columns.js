@@ -1,11 +1,11 @@
-// Reads what show/tensorboard/packing.py packed: a description and columns of numbers.
+// Reads columns packed by show/tensorboard/packing.py: a description and columns of numbers.
 
 const MAGIC = "MPC1";
-const MOST_BYTES = 2 ** 30; // inflated; what is stored is some hundred times smaller
+const MOST_BYTES = 2 ** 30; // inflated; what is stored is about a hundred times smaller
 
 /**
  * @typedef {Object} Unpacked
- * @property {any} meta what describes the columns
+ * @property {any} meta description of the columns
  * @property {Map<string, Float64Array>} columns name → values
  */
 
@@ -64,11 +64,11 @@ export function decodeColumns(raw) {
  * @param {number} count
  */
 function doubles(data, count) {
-  return new Float64Array(data.slice().buffer, 0, count); // a copy begins where doubles may begin
+  return new Float64Array(data.slice().buffer, 0, count); // a copy is aligned for doubles
 }
 
 /**
- * LEB128 after zigzag. Sums and products instead of shifts, which hold 32 bits only.
+ * LEB128 after zigzag. Uses sums and products, because shifts only have 32 bits.
  * @param {Uint8Array} data
  * @param {number} count
  * @param {boolean} isDelta

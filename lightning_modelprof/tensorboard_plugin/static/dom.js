@@ -1,15 +1,15 @@
-// Elements that the dashboard needs.
+// Elements of the dashboard.
 
 import { make } from "./html/dom.js";
 
 export { make };
 
 /**
- * A list to choose one from, with its label.
+ * A labeled list to select from.
  * @param {string} label
  * @param {{value: string, text: string}[]} options
  * @param {string} chosen
- * @param {string} key under which the list keeps the focus
+ * @param {string} key for keeping the focus on the list
  * @param {(value: string) => void} choose
  */
 export function chooser(label, options, chosen, key, choose) {
@@ -21,8 +21,8 @@ export function chooser(label, options, chosen, key, choose) {
 }
 
 /**
- * Change what is in an element. If the keyboard focus is in there, it stays at what has the same `data-key`, or goes to
- * the element that `change` gives.
+ * Change the content of an element. If it has the keyboard focus, that stays at the same `data-key`, or goes to the
+ * element that `change` returns.
  * @param {HTMLElement} root
  * @param {() => HTMLElement | undefined} change
  */

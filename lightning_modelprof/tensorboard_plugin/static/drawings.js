@@ -1,4 +1,4 @@
-// The drawings that need the packed columns: the steps of a run and the timeline of a trace.
+// The drawings that need packed columns: a run's steps and a trace's timeline.
 
 import { unpackColumns } from "./columns.js";
 import { make } from "./dom.js";
@@ -23,13 +23,13 @@ async function loadSteps() {
     mountSteps(place, unpacked, options);
 }
 
-/** All ranks have one time axis. */
+/** All ranks share a time axis. */
 async function loadTimeline() {
   return (await import("./timeline/view.js")).mountRanks;
 }
 
 /**
- * What is drawn together: of some drawings all ranks are one.
+ * What is drawn together: for some drawings, all ranks.
  * @param {Columns[]} columns
  * @returns {Columns[][]}
  */
@@ -42,10 +42,10 @@ export function drawnTogether(columns) {
  * Fetch columns and draw them.
  * @param {HTMLElement} container
  * @param {Columns[]} columns of one drawing, by rank
- * @param {object} known of the loop: what a step and its samples are called, and where the trace of a step is
- * @param {Choice} choice what is drawn, and which part of it the reader looks at
+ * @param {object} known about the loop: its words for a step and its samples, and where a step's trace is
+ * @param {Choice} choice what to draw, and the reader's settings
  * @param {(changes: Choice) => void} remember
- * @param {() => boolean} isWanted whether the reader still waits for it
+ * @param {() => boolean} isWanted whether the reader is still waiting for it
  * @returns {Promise<Drawing | null>}
  */
 export async function draw(container, columns, known, choice, remember, isWanted) {
@@ -60,7 +60,7 @@ export async function draw(container, columns, known, choice, remember, isWanted
   container.replaceChildren(...lost.map((error) => make("p", { class: "problem", role: "alert" }, String(error.message))));
   const { run, profile, window, rank, view } = choice;
   const written = (/** @type {object} */ look) => ({ [name]: Object.keys(look).length ? JSON.stringify(look) : "" });
-  /** @type {any} of all drawings; each takes what it knows */
+  /** @type {any} of all drawings; each uses what it knows */
   const options = {
     initial: { ...parseLink(choice[name]), find: findOf(choice, columns) },
     onChange: (/** @type {object} */ look) => remember(written(look)),
@@ -73,7 +73,7 @@ export async function draw(container, columns, known, choice, remember, isWanted
 }
 
 /**
- * The trace that a timeline is made of, of several that of the first rank that has one.
+ * The trace of a timeline; with multiple ranks, of the first rank that has one.
  * @param {Columns[]} columns
  * @param {Choice} choice
  * @returns {import("./timeline/toolbar.js").TraceFile}
@@ -95,7 +95,7 @@ async function ask({ tag, kind, rank }, { run }) {
 }
 
 /**
- * What a link into the drawing wants to have found; it may be of one rank.
+ * What a link into the drawing points at; it may be for one rank.
  * @param {Choice} choice
  * @param {Columns[]} columns
  */

@@ -1,8 +1,8 @@
-// Numbers of ticks, hover and selections, in three significant digits. What Python knows, Python writes.
+// Numbers of ticks, tooltips and selections, with three significant digits. Python formats what Python knows.
 
-export const DASH = "–"; // a value that was not measured, or is no number
+export const DASH = "–"; // a missing value, or not a number
 
-/** @type {[number, number, string][]} from how many nanoseconds on, how many one has, its name */
+/** @type {[number, number, string][]} from how many ns on, ns per unit, name */
 const DURATIONS = [
   [7.2e12, 3.6e12, "h"], [1.2e11, 6e10, "min"], [1e9, 1e9, "s"], [1e6, 1e6, "ms"], [1e3, 1e3, "µs"], [0, 1, "ns"],
 ];
@@ -36,23 +36,23 @@ export const formatBytes = (/** @type {Value} */ bytes) => orDash(bytes, (size) 
   const power = Math.min(BYTES.length - 1, Math.max(0, Math.floor(Math.log2(Math.abs(size)) / 10)));
   return `${power ? digits(size / 1024 ** power) : formatCount(size)} ${BYTES[power]}`;
 });
-/** @type {(ns: number) => [number, string]} how many ns the unit of an axis has, and its name */
+/** @type {(ns: number) => [number, string]} ns per unit of an axis, and its name */
 export const durationUnit = (ns) => TIME_UNITS.find(([scale]) => ns >= scale) ?? [1, "ns"];
-/** @type {(ns: number, apart: number) => string} in so many digits that what began `apart` from it reads differently */
+/** @type {(ns: number, apart: number) => string} with enough digits to differ from a time `apart` away */
 export const formatBegin = (ns, apart) => {
   const [scale, unit] = durationUnit(Math.abs(ns));
-  const least = Math.max(1, Math.min(apart, Math.abs(ns) / 100)); // no less than three digits, no more than ns
+  const least = Math.max(1, Math.min(apart, Math.abs(ns) / 100)); // at least three digits, at most ns
   return `${fixed(ns / scale, Math.log10(scale) - Math.floor(Math.log10(least) + 1e-9))} ${unit}`;
 };
-/** @type {(value: number, step: number) => string} a multiple of a step of 1, 2, 2.5 or 5 with as many decimals */
+/** @type {(value: number, step: number) => string} a multiple of a step of 1, 2, 2.5 or 5, with its decimals */
 export const formatTick = (value, step) => {
   const least = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
   const isWhole = Number.isInteger(Number((step * 10 ** least).toPrecision(6))); // 2.5 has one more
   return Math.abs(value) <= step / 2 ? "0" : fixed(value, isWhole ? least : least + 1);
 };
-/** @type {(values: number[]) => string[]} labels of an axis, equally far from each other, ascending */
+/** @type {(values: number[]) => string[]} labels of an axis, equally spaced, ascending */
 export const tickLabels = (values) => values.map((value) => formatTick(value, values.length > 1 ? values[1] - values[0] : 1));
-/** @type {(values: number[]) => string[]} the same of durations in ns, in the unit of the largest */
+/** @type {(values: number[]) => string[]} the same for durations in ns, in the unit of the largest */
 export const durationLabels = (values) => {
   const [scale, unit] = durationUnit(values[values.length - 1] ?? 0);
   return tickLabels(values.map((value) => value / scale)).map((text) => `${text} ${unit}`);

@@ -1,4 +1,4 @@
-// The dashboard. TensorBoard imports this module into a frame of its own and calls render().
+// The dashboard. TensorBoard imports this module into its own frame and calls render().
 
 import { BEFORE, COMPARE, chosen, complete, isSame, lookedAt, whatIsGone, withoutUsualBefore } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
@@ -51,7 +51,7 @@ class Dashboard {
   }
 
   /**
-   * The reader wants to see something else: a step that the browser goes back.
+   * The reader selects something else, which adds an entry to the browser's history.
    * @param {Choice} changes
    */
   choose(changes) {
@@ -59,7 +59,7 @@ class Dashboard {
   }
 
   /**
-   * The reader has looked around in what is shown.
+   * The reader has changed settings of what is shown.
    * @param {Choice} looks
    */
   remember(looks) {
@@ -69,7 +69,7 @@ class Dashboard {
 
   /**
    * @param {Choice} choice complete
-   * @param {string} gone what a link names that is not here
+   * @param {string} gone what a link names that doesn't exist
    * @param {boolean} isStep whether going back leads to what is shown now
    */
   show(choice, gone, isStep) {
@@ -89,7 +89,7 @@ class Dashboard {
   }
 }
 
-/** Drawings read their colours from the styles, so these come first. */
+/** Load these first, because drawings read their colors from the styles. */
 function loadStyles() {
   const link = make("link", { rel: "stylesheet", href: "./static/page.css" });
   const settled = new Promise((resolve) => {
@@ -111,7 +111,7 @@ function showAlone(...lines) {
 
 /** Called by TensorBoard. */
 export async function render() {
-  document.title = "Model Profile"; // TensorBoard's page around this one has neither
+  document.title = "Model Profile"; // TensorBoard's page around this one sets neither
   document.documentElement.lang = "en";
   followTheme();
   const asked = askJson("profiles").then(
@@ -131,7 +131,7 @@ export async function render() {
   }
 }
 
-// Every second part of a line is code.
+// Every other part of a line is code.
 const NOTHING = [
   ["No profiles in this log directory yet."],
   [

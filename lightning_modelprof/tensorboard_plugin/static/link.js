@@ -1,16 +1,16 @@
-// What the reader has chosen stands in the address, so that a link leads back to it. TensorBoard keeps what begins
-// with "p.<name of the plugin>." in the fragment of its page; alone, as in tests, it is this page's own fragment.
+// The reader's choice is in the address, so that a link leads back to it. TensorBoard keeps what starts with
+// "p.<name of the plugin>." in its page's fragment; alone, as in tests, it's this page's own fragment.
 
 const PREFIX = "p.modelprof.";
 
-/** @typedef {Record<string, string>} Choice name → value; names without a value are not chosen */
+/** @typedef {Record<string, string>} Choice name → value; names without a value aren't set */
 
 /** The page whose address the reader sees. */
 function outerPage() {
   try {
     return window.parent.location.href ? window.parent : window;
   } catch {
-    return window; // embedded in a page from elsewhere
+    return window; // embedded in another site's page
   }
 }
 
@@ -23,14 +23,14 @@ export function readLink() {
     try {
       choice[decodeURIComponent(name.slice(PREFIX.length))] = decodeURIComponent(value);
     } catch {
-      // A link that somebody cut or mistyped chooses what is left of it.
+      // A cut or mistyped link selects what is left of it.
     }
   }
   return choice;
 }
 
 /**
- * What stands in the address as JSON; undefined where there is nothing, or what somebody mistyped.
+ * Parse JSON from the address; undefined if there is none or it's mistyped.
  * @param {string | undefined} text
  * @returns {any}
  */
@@ -44,7 +44,7 @@ export function parseLink(text) {
 }
 
 /**
- * The address with a choice in it; what is TensorBoard's own in it stays.
+ * The address with a choice in it; TensorBoard's own parts stay.
  * @param {Choice} choice
  */
 export function addressOf(choice) {
@@ -60,8 +60,8 @@ export function addressOf(choice) {
 }
 
 /**
- * A short address of a choice, to send to somebody: without what TensorBoard keeps of its other tabs, and with only
- * those characters escaped that have to be.
+ * A short address of a choice for sharing: without TensorBoard's state of other tabs, and with only the necessary
+ * characters escaped.
  * @param {Choice} choice
  */
 export function shortAddressOf(choice) {
@@ -71,9 +71,9 @@ export function shortAddressOf(choice) {
 }
 
 /**
- * Put a choice into the address. What else is in an entry of the history is TensorBoard's, which looks for it there.
+ * Put a choice into the address. The rest of a history entry is TensorBoard's, which looks for it there.
  * @param {Choice} choice
- * @param {boolean} isStep whether going back leads to what was there before
+ * @param {boolean} isStep whether going back leads to the previous choice
  */
 export function writeLink(choice, isStep) {
   const { history, location } = outerPage();
@@ -84,7 +84,7 @@ export function writeLink(choice, isStep) {
 }
 
 /**
- * Call `listener` when the address changes otherwise: the reader goes back, or writes in it.
+ * Call `listener` when the address changes in other ways: the reader goes back, or edits it.
  * @param {() => void} listener
  */
 export function onLinkChange(listener) {
@@ -92,8 +92,7 @@ export function onLinkChange(listener) {
 }
 
 /**
- * What a part of the page links to: `data-goto` holds choices, of which those that are objects stand in the address
- * as JSON.
+ * The choice that a part of the page links to: from `data-goto`, with objects as JSON for the address.
  * @param {Element} anchor
  * @returns {Choice}
  */
@@ -105,7 +104,7 @@ function gotoOf(anchor) {
 }
 
 /**
- * Follow links into another view. Until one is pressed it gets the address it leads to, for a tab of its own.
+ * Follow links into another view. Before it's pressed, a link gets the address it leads to, for opening in a new tab.
  * @param {(changes: Choice) => Choice} preview the choice that it leads to
  * @param {(changes: Choice) => void} follow
  */

@@ -1,21 +1,21 @@
-// The bar at the side: which run, which window, which rank, and which view.
+// The sidebar: run, window, rank and view.
 
 import { profilesOf, windowsOf } from "./choice.js";
 import { chooser, make } from "./dom.js";
 
-const MANY_RUNS = 10; // a list of more can be filtered
+const MANY_RUNS = 10; // a longer list gets a filter
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./server.js").Contents} Contents */
 /** @typedef {import("./server.js").Profile} Profile */
 
 /**
- * The lists to choose a run, a loop, a window and a rank from; a list of one is left out.
+ * Lists for selecting a run, a loop, a window and a rank; lists of one are left out.
  * @param {Choice} choice complete
  * @param {Contents} contents
  * @param {string} prefix of the names: "" or BEFORE
  * @param {(changes: Choice) => void} change
- * @param {(looks: Choice) => void} remember what changes nothing that is shown
+ * @param {(looks: Choice) => void} remember for changes that don't affect what is shown
  * @returns {HTMLElement[]}
  */
 export function makeChoosers(choice, contents, prefix, change, remember) {
@@ -43,7 +43,7 @@ export function makeChoosers(choice, contents, prefix, change, remember) {
 }
 
 /**
- * A field whose words leave fewer runs in the list below it. The chosen run stays.
+ * A field whose words reduce the runs in the list below. The selected run stays.
  * @param {HTMLElement} list a chooser
  * @param {Choice} choice
  * @param {string} name of the filter in the address
@@ -98,12 +98,12 @@ function option(profile, text) {
 
 /** @param {Profile} profile */
 function loopName(profile) {
-  const folder = profile.tag.split("/")[0]; // a second fit with the same logger has a folder of its own
+  const folder = profile.tag.split("/")[0]; // a second fit with the same logger has its own folder
   return `${profile.loop}: ${profile.label}${folder === "modelprof" ? "" : ` (${folder})`}`;
 }
 
 /**
- * Which profiles of a run cannot be read, and why.
+ * A run's unreadable profiles, and why.
  * @param {Choice} choice
  * @param {Contents} contents
  * @returns {HTMLElement[]}
@@ -114,13 +114,13 @@ export function makeProblems(choice, contents) {
   return broken.map(({ tag, problem }) => make("p", { class: "problem", role: "status" }, `${tag}: ${problem}`));
 }
 
-/** What chooses a view, by its place: the row of digits, and the key beside it. */
+/** Keys that select a view by its place: the digits, and the key next to them. */
 const KEYS = "1234567890-";
 
 /**
  * The list of views.
  * @param {Contents} contents
- * @param {string} shown key of the view that is shown
+ * @param {string} shown key of the current view
  * @param {(key: string) => void} choose
  */
 export function makeViewList(contents, shown, choose) {
@@ -135,7 +135,7 @@ export function makeViewList(contents, shown, choose) {
 }
 
 /**
- * The digits, and the key beside them, choose a view, unless the reader is writing or a part of the view has a use for the key.
+ * Digits and the key next to them select a view, unless the reader is typing or a part of the view uses the key.
  * @param {Contents} contents
  * @param {(key: string) => void} choose
  */

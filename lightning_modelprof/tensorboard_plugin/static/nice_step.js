@@ -1,7 +1,7 @@
 // Round numbers for the ticks of an axis.
 
 /**
- * The least of 1, 2, 5, 10, 20, ... that is not below.
+ * The smallest of 1, 2, 5, 10, 20, ... that is at least this.
  * @param {number} least
  */
 export function niceStep(least) {

@@ -1,10 +1,10 @@
-// The colours of the page, resolved for a canvas, which knows no CSS variables.
+// The page's colors, resolved for canvases, which don't support CSS variables.
 
-/** Names of the colours of what has no meaning of its own. */
+/** Names of the colors without a meaning. */
 export const NAMELESS = Array.from({ length: 7 }, (_, number) => `c${number + 1}`);
 
 /**
- * Name of the colour that a word stands for in all views, such as "m-kernel"; "" if it has none.
+ * Name of the color that a word has in all views, such as "m-kernel"; "" if it has none.
  * @param {string} word such as the kind of a slice
  */
 export function meaningOf(word) {
@@ -13,10 +13,10 @@ export function meaningOf(word) {
 }
 
 /**
- * The colours that an element has in the theme of this moment.
+ * An element's colors in the current theme.
  * @param {HTMLElement} element
  * @param {string[]} names of CSS variables, without dashes
- * @returns {Record<string, string>} name → colour, as browsers write computed ones
+ * @returns {Record<string, string>} name → color, in the browser's computed form
  */
 export function pageColors(element, names) {
   const probe = document.createElement("i");

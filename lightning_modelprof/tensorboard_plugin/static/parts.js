@@ -1,4 +1,4 @@
-// Draws the documents of a view, as report.html does the one on its page.
+// Draws a view's documents, as report.html does the one on its page.
 
 import { COMPARE } from "./choice.js";
 import { make } from "./dom.js";
@@ -8,12 +8,12 @@ import { parseLink } from "./link.js";
 
 /** @typedef {import("./link.js").Choice} Choice */
 /** @typedef {import("./html/document.js").PageDocument} PageDocument */
-/** @typedef {PageDocument & {above: string, below: string}} ViewDocument with HTML around it, in which every name is escaped */
+/** @typedef {PageDocument & {above: string, below: string}} ViewDocument with HTML around it, all names escaped */
 
 /**
  * @param {HTMLElement} root
  * @param {ViewDocument[]} documents
- * @param {Choice} choice what is shown, and how the reader looks at it
+ * @param {Choice} choice what is shown, and the reader's settings
  * @param {(looks: Choice) => void} remember
  */
 export function showParts(root, documents, choice, remember) {

@@ -1,18 +1,18 @@
-// Questions to the plugin's own routes. Nothing else is ever asked.
+// Requests to the plugin's own routes, and to nothing else.
 
 /**
- * @typedef {Object} Profile one entry of a run: the whole of a loop, or one window of it
+ * @typedef {Object} Profile one entry of a run: a whole loop, or one window of it
  * @property {string} tag
  * @property {number} wall_time seconds since 1970
- * @property {string} problem why it cannot be read; "" if it can
+ * @property {string} problem why it can't be read; "" if it can
  * @property {"run" | "window"} [kind]
  * @property {string} [loop]
  * @property {number | null} [window]
  * @property {string} [label]
  * @property {number[]} [ranks]
- * @property {[number, number][]} [recorded] first and last number of each row of steps that a window holds
- * @property {string} [model] of a run; "" if it is not known
- * @property {string} [created] when a run started, in ISO 8601; "" if it is not known
+ * @property {[number, number][]} [recorded] first and last number of each series of steps in a window
+ * @property {string} [model] of a run; "" if unknown
+ * @property {string} [created] when a run started, in ISO 8601; "" if unknown
  */
 
 /**
@@ -31,14 +31,14 @@
  * @typedef {Object} ViewAnswer
  * @property {string} title
  * @property {import("./parts.js").ViewDocument[]} documents
- * @property {string} empty what to do when there is nothing
+ * @property {string} empty what to do if there is nothing
  * @property {{tag: string, kind: string, rank: number | null, file?: string, where?: string}[]} [columns] `file`: its trace; `where`: where that is instead
- * @property {import("./steps/readout.js").Words} words what a step and its samples are called
+ * @property {import("./steps/readout.js").Words} words for a step and its samples
  */
 
 /**
  * @param {string} route
- * @param {Record<string, string>} parameters those that are "" are left out
+ * @param {Record<string, string>} parameters omitted if ""
  */
 async function ask(route, parameters) {
   const given = Object.entries(parameters).filter(([, value]) => value !== "");

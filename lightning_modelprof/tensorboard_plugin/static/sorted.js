@@ -1,7 +1,7 @@
-// Places in sorted lists. The search looks near its start first, so going on from place to place is cheap.
+// Places in sorted lists. The search starts near its start, so going from place to place is cheap.
 
 /**
- * The first place in [from, to) for which it is true, else `to`; once it is true it stays so.
+ * The first place in [from, to) where it's true, else `to`; after that it must stay true.
  * @param {number} from
  * @param {number} to
  * @param {(place: number) => boolean} isTrue

@@ -1,4 +1,4 @@
-// Light or dark, as TensorBoard is; alone, as the system says.
+// Light or dark, like TensorBoard; alone, like the system.
 
 const DARK = "dark-mode"; // a class of TensorBoard's body
 
@@ -7,11 +7,11 @@ function outerBody() {
   try {
     return window.parent === window ? null : window.parent.document.body;
   } catch {
-    return null; // embedded in a page from elsewhere
+    return null; // embedded in another site's page
   }
 }
 
-/** Follow the theme from now on; drawings hear of a change by the event "themechange". */
+/** Follow the theme from now on; the event "themechange" tells drawings of changes. */
 export function followTheme() {
   const body = outerBody();
   const follow = () => {

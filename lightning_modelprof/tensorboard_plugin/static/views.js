@@ -1,4 +1,4 @@
-// Shows one view of the chosen profile, or two profiles side by side.
+// Shows one view of the selected profile, or two profiles side by side.
 
 import { BEFORE, COMPARE, traceOf } from "./choice.js";
 import { keepFocus, make } from "./dom.js";
@@ -11,12 +11,12 @@ import { askJson } from "./server.js";
 /** @typedef {import("./server.js").Contents} Contents */
 /** @typedef {import("./server.js").ViewAnswer} ViewAnswer */
 
-const PATIENCE_MS = 150; // how long the view that was left stays until the next one is here
+const PATIENCE_MS = 150; // how long the previous view stays until the next one arrives
 
 const SELECTED = ["run", "profile", "window", "rank"];
 
 /**
- * Why a run has nothing that can be shown.
+ * Why a run has nothing to show.
  * @param {Choice} choice
  * @param {Contents} contents
  */
@@ -36,9 +36,9 @@ function heading(text) {
 }
 
 /**
- * What stands in the place of a view until it is here.
+ * Placeholder of a view until it arrives.
  * @param {string} title
- * @param {HTMLElement[]} above what can be used already
+ * @param {HTMLElement[]} above what is already usable
  */
 export function skeleton(title, above = []) {
   const bones = Array.from({ length: 4 }, () => make("div", { class: "bone" }));
@@ -49,14 +49,14 @@ export function skeleton(title, above = []) {
 export class ViewPage {
   /**
    * @param {HTMLElement} main
-   * @param {(changes: Choice) => void} choose the reader wants to see something else
-   * @param {(looks: Choice) => void} remember the reader has looked around in what is shown
+   * @param {(changes: Choice) => void} choose the reader selects something else
+   * @param {(looks: Choice) => void} remember the reader has changed settings of what is shown
    */
   constructor(main, choose, remember) {
     this.main = main;
     this.choose = choose;
     this.remember = remember;
-    this.number = 0; // of the view that is wanted: an answer to an earlier question comes too late
+    this.number = 0; // of the wanted view: answers to earlier requests are ignored
     /** @type {{destroy: () => void}[]} */
     this.drawings = [];
   }
@@ -90,8 +90,8 @@ export class ViewPage {
    * @param {ViewAnswer} answer
    * @param {Choice} choice
    * @param {HTMLElement[]} above
-   * @param {(step: number) => object | null} goto where the trace of a step is
-   * @param {() => boolean} isWanted whether the reader still waits for it
+   * @param {(step: number) => object | null} goto where a step's trace is
+   * @param {() => boolean} isWanted whether the reader is still waiting for it
    */
   async showAnswer({ columns = [], documents, empty, words }, choice, above, goto, isWanted) {
     const parts = make("div", { class: "parts" });
@@ -106,14 +106,14 @@ export class ViewPage {
         const drawing = await draw(places[place], one, { words, goto }, choice, remember, isWanted);
         if (drawing) this.drawings.push(drawing);
       } catch (error) {
-        places[place].replaceChildren(problem(error)); // the rest of the view is good
+        places[place].replaceChildren(problem(error)); // the rest of the view is fine
       }
     });
     await Promise.all(drawn);
   }
 
   /**
-   * A drawing, under the number of its rank where there are several.
+   * A drawing, under its rank's number if there are multiple.
    * @param {HTMLElement} place
    * @param {{rank: number | null}[][]} drawings
    * @param {number} number
@@ -137,7 +137,7 @@ export class ViewPage {
   }
 
   /**
-   * What is compared: before here, after in the bar at the side.
+   * What is compared: before is here, after is in the sidebar.
    * @param {Choice} choice
    * @param {Contents} contents
    */
@@ -161,8 +161,8 @@ export class ViewPage {
   }
 
   /**
-   * Put something else in the place of what is shown; the keyboard focus is not lost.
-   * @param {HTMLElement[]} shown the heading first
+   * Replace what is shown, without losing the keyboard focus.
+   * @param {HTMLElement[]} shown heading first
    */
   lay(...shown) {
     keepFocus(this.main, () => {

@@ -1,4 +1,4 @@
-"""The tables of a report, in reading order: those of every file beside this one."""
+"""All tables of a report, collected from this folder's files, in reading order."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["TABLES", "TRACE_TABLES", "loop_tables", "module_tables", "trace_tabl
 
 
 def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
-    """The tables of the newest windows, in order; none when no window was asked for."""
+    """Yield the tables of the newest windows, in order; none if no window was requested."""
     shown = facts.windows[-SHOWN_WINDOWS:]
     newest = next((one for one in reversed(shown) if one.facts is not None), None)
-    # Without any trace the Model Summary says why, whatever was asked for.
+    # Without any trace, the Model Summary gives the reason, whichever views were requested.
     if options.views is None or "model" in options.views or newest is None:
         num_earlier = len(facts.windows) - len(shown)
         note = f"{num_earlier} earlier windows have no tables here. report.json lists the saved ones."
@@ -42,7 +42,7 @@ def window_summaries(facts: Facts, options: TableOptions) -> Iterator[Table]:
     )
     main = _main_tables(newest.facts)
     for table in rest:
-        # Where nobody asked for one of them, most are folded.
+        # Unless views were requested, most tables are folded.
         yield replace(table, is_detail=table.id not in main) if options.views is None else table
 
 
@@ -52,24 +52,23 @@ TABLES: Final = (
     RunTable(window_summaries),
     *(one for one in _MADE if one.kinds[0] is LOOPS),
 )
-"""Of a run, in reading order; those of a trace are in ``trace_tables.TRACE_TABLES``."""
+"""Tables of a run in reading order; those of a trace are in ``trace_tables.TRACE_TABLES``."""
 
 KINDS: Final[Mapping[str, TableSpec]] = {
     kind.id: kind
     for kind in (*(kind for entry in TABLES for kind in entry.kinds), *(entry.kind for entry in TRACE_TABLES))
 }
-"""Id → what is known of such tables."""
+"""Id → specification."""
 
 _NUMBER: Final = re.compile(r"_\d+$")
 
 
 def kind_of(table_id: str) -> TableSpec | None:
-    """What is known of a table, whatever window or trace it is of; ``None`` of a comparison's."""
+    """Find a table's specification, whatever its window or trace; ``None`` for comparison tables."""
     return KINDS.get(_NUMBER.sub("", table_id))
 
 
 def _main_tables(facts: TraceFacts) -> frozenset[str]:
-    """Of the trace tables those that a short report has, beside the Model Summary."""
-    # Of a step without a device it knows little that the phases do not tell.
+    # Without a device, the critical path adds little to the phases.
     has_device = facts.get(TraceFacts.idle) is not None
     return frozenset({"device_usage", "critical_path"} if has_device else {"device_usage"})

@@ -1,4 +1,4 @@
-"""Callbacks: what each other callback's hooks cost."""
+"""Callbacks: hook times of each other callback."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CALLBACKS: Final = TableSpec(
 
 @run_table(CALLBACKS)
 def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    # Hooks also run where no step is, such as on_train_epoch_end after the last one.
+    # Hooks also run outside steps, such as on_train_epoch_end after the last one.
     loop_ns = facts.wall_ns + sum(facts.outside_ns.values())
     names = _short_names({time.callback for time in facts.callbacks})
     small = [time for time in facts.callbacks if loop_ns and time.total_ns / loop_ns < _MIN_SHARE]
@@ -74,7 +74,7 @@ def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:  # n
 
 
 def _short_names(names: set[str]) -> dict[str, str]:
-    """A callback's class where that is unique; Lightning names it with its whole state."""
+    """Shorten names to the class where it's unique; Lightning's names include the callback's whole state."""
     class_of = {name: name.partition("{")[0] for name in names}
     classes = list(class_of.values())
     return {name: kind if classes.count(kind) == 1 else name for name, kind in class_of.items()}

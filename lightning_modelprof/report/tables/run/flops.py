@@ -1,4 +1,4 @@
-"""FLOPs: what a step computes, how fast, and which operators it is made of."""
+"""FLOPs: what a step computes, how fast, and with which operators."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _phase_rows(facts: ModelFlops, samples_per_step: float | None) -> list[dict[
     model: float | None = facts.model_flops
     hardware: float | None = facts.hardware_flops
     samples: float | None = facts.count.samples
-    # Of the optimizer's FLOPs a mean step has a part only, where gradients are accumulated.
+    # With gradient accumulation, a mean step has only part of the optimizer's FLOPs.
     not_in_mean_step = phases.get("optimizer", 0) * (1 - facts.optimizer_share)
     if facts.mean is not None:
         optimizer_flops = {phase: flops for phase, flops in phases.items() if phase == "optimizer"}
@@ -256,7 +256,7 @@ FLOPS_BY_SIZE: Final = TableSpec(
 
 @run_table(FLOPS_BY_SIZE, needs=Facts.flops)
 def flops_by_size_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """FLOPs of a step by the size of its batch, where batches vary in size."""
+    """List FLOPs per step by batch size, if batch sizes vary."""
     mean, step = facts.flops.mean, loop_of(facts.info.loop).step
     if mean is None:
         return
@@ -278,14 +278,14 @@ def flops_by_size_table(facts: Facts, options: TableOptions) -> Iterator[Table]:
 
 
 def size_text(shapes: Shapes) -> str:
-    """The shapes of a batch as a reader writes them."""
+    """Format a batch's shapes for readers."""
     text = [" x ".join(map(str, shape)) or "a number" for shape in shapes[:_MAX_SHAPES]]
     more = len(shapes) - len(text)
     return ", ".join(text) + (f" and {more} more" if more else "")
 
 
 def _peak_notes(facts: ModelFlops) -> list[str]:
-    notes = [f"Peak of {peak.dtype}: {_tera(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
+    notes = [f"Peak of {peak.dtype}: {_flop_rate(peak.flops_per_s)}, {peak.source}." for peak in facts.peaks]
     shares = (facts.model.share_of_peak, facts.hardware.share_of_peak)
     if any(share is not None and share > 1 for share in shares):
         notes.append(
@@ -298,8 +298,7 @@ def _peak_notes(facts: ModelFlops) -> list[str]:
     return notes
 
 
-def _tera(flops_per_s: float) -> str:
-    """A rate in the unit of data sheets."""
+def _flop_rate(flops_per_s: float) -> str:
     scale, unit = (1e12, "TFLOP/s") if flops_per_s >= 1e12 else (1e9, "GFLOP/s")
     return f"{flops_per_s / scale:.4g} {unit}"
 

@@ -15,7 +15,7 @@ from lightning_modelprof.report.tables.run.table import run_table
 
 _MODEL: Final = "(model)"
 _MOST_NAMED: Final = 8
-"""More disagreements or modules than this are counted, not named."""
+"""At most this many disagreements or modules are named; the rest are counted."""
 
 
 def _depth(module: ForwardModule) -> int:
@@ -85,7 +85,7 @@ FORWARD_OPERATORS: Final = TableSpec(
 
 @run_table(FORWARD_MODULES, needs=Facts.cost)
 def forward_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table]:
-    """How parameters, multiply-adds and activations spread over the modules of a forward pass."""
+    """List parameters, multiply-adds and activations by module of a forward pass."""
     forward = facts.forward
     shown = [module for module in forward.modules if _is_shown(module, options.module_depth)]
     yield FORWARD_MODULES.table(
@@ -107,7 +107,6 @@ def _is_shown(module: ForwardModule, module_depth: int | None) -> bool:
 
 
 def _check_notes(facts: ForwardFacts) -> tuple[str, ...]:
-    """Whether the count of the step agrees, and where it does not."""
     if facts.agrees is None:
         return (f"Not checked against the step count: {facts.check_note}.",)
     notes = [
@@ -138,6 +137,5 @@ def _coverage_notes(facts: ForwardFacts) -> tuple[str, ...]:
 
 
 def _some(paths: tuple[str, ...]) -> str:
-    """Paths for a sentence, not more than a reader wants."""
     more = len(paths) - _MOST_NAMED
     return ", ".join(paths[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

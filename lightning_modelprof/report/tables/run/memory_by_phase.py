@@ -1,4 +1,4 @@
-"""Memory: its peaks over the loop, and what was alive in each phase of one step."""
+"""Memory: peaks over the loop, and memory in use in each phase of one step."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ MEMORY_BY_PHASE: Final = TableSpec(
 
 @run_table(MEMORY_BY_PHASE, needs=Facts.memory)
 def memory_by_phase_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """What takes the memory when it is at its most, in which operator of which module."""
+    """Show what holds memory at each phase's peak, in which operator of which module."""
     record = facts.memory.record
     memory = record.step_memory
     if memory is None:

@@ -1,4 +1,4 @@
-"""Model size: what parameters, gradients, optimizer state and buffers hold in memory."""
+"""Model size: memory of parameters, gradients, optimizer state and buffers."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ MODEL_SIZE: Final = TableSpec(
 
 @run_table(MODEL_SIZE, needs=Facts.cost)
 def run_model_size(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """What the model of a run holds."""
+    """Show the size of a run's model."""
     yield model_size_table(facts.cost.size, facts.cost.size_note)
 
 
 def model_size_table(size: ModelSize | None, note: str) -> Table:
-    """How much memory the model takes before anything is computed, and in which dtypes.
+    """Show how much memory the model takes before it computes anything, by kind and dtype.
 
     Args:
-        size: what was counted; ``None`` if nothing was.
-        note: why nothing was.
+        size: the counted sizes, if any.
+        note: why there are none.
     """
     rows = () if size is None else size.sizes
     total = () if size is None or not rows else (total_size(size),)
@@ -80,7 +80,6 @@ def _absent_reason(size: ModelSize | None, note: str) -> str | None:
 
 
 def _notes(size: ModelSize | None) -> tuple[str, ...]:
-    """The names that a reader misses in the rows, and what the counting has to say."""
     if size is None:
         return ()
     notes: list[str] = []
@@ -93,15 +92,14 @@ def _notes(size: ModelSize | None) -> tuple[str, ...]:
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first names, and how many there are more."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def total_size(size: ModelSize) -> TensorSize:
-    """All that is held, of every kind and dtype; its ``kind`` is ``total``.
+    """Sum the sizes of all kinds and dtypes; the sum's ``kind`` is ``total``.
 
-    Its bytes can be added since a storage counts once in a ``ModelSize``.
+    Bytes add up because a ``ModelSize`` counts each storage once.
     """
     return TensorSize(
         kind="total",

@@ -1,4 +1,4 @@
-"""The model's modules: where parameters, multiply-adds and time are, module by module and class by class."""
+"""Modules: parameters, multiply-adds and time by module and by class."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ _CLASS_KEYS: Final[Mapping[Figure, str]] = {
     "forward_ns": "forward_class",
     "backward_ns": "backward_class",
 }
-"""Figure and column → column of the class that has it."""
+"""Figure → column with its class."""
 
 
 @run_table(SLOWEST_MODULES, needs=Facts.modules)
@@ -216,7 +216,7 @@ def slowest_modules_table(facts: Facts, options: TableOptions) -> Iterator[Table
 @run_table(TOP_MODULES, MODULE_TREE, needs=Facts.cost)
 def module_tree_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:
     depth = _depth(facts.modules, options.module_depth)
-    # A page has the slowest modules, and folds these.
+    # Pages show the slowest modules and fold these.
     yield replace(_classes(facts.modules, depth, options.top_modules), is_detail=True)
     yield replace(_modules(facts.modules, depth), is_detail=True)
 
@@ -228,12 +228,12 @@ def module_tables(
     top_modules: int = 3,
     detailed: bool = True,
 ) -> tuple[Table, ...]:
-    """Which modules hold the parameters, do the work and take the time; and which classes at each depth.
+    """Build the tables of the slowest modules, the top classes at each depth, and all modules.
 
     Args:
-        module_depth: deepest modules that are shown, 0 being the model; ``None`` means all.
-        top_modules: classes that are named for each depth and figure.
-        detailed: whether the tree itself is there.
+        module_depth: deepest level shown, 0 being the model; ``None`` means all.
+        top_modules: number of classes per depth and figure.
+        detailed: whether to include the table of all modules.
     """
     depth = _depth(tree, module_depth)
     tables = [_slowest(tree)] if tree.steps else []

@@ -1,4 +1,4 @@
-"""Number of workers: how long a step would take with more or fewer of them."""
+"""Number of workers: predicted step time by worker count."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ NUM_WORKERS: Final = TableSpec(
 
 @run_table(NUM_WORKERS)
 def num_workers_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """How many workers are enough: a table for each loader of the run that has a prediction."""
+    """Predict the step time by worker count, in a table per loader that has a prediction."""
     step, loaders = loop_of(facts.info.loop).step, facts.get(measured_workers)
     if loaders is None:
         queue = facts.get(fetch_queue)
         if queue is not None:
             yield _table(queue, step)
         return
-    # Of a loader that was remade with other settings there are several.
+    # A loader that was recreated with other settings appears more than once.
     is_remade = len({one.record.loader for one in loaders}) < len(loaders)
     for number, one in enumerate(loaders):
         name = f"{NUM_WORKERS.id}_{number}" if number else NUM_WORKERS.id

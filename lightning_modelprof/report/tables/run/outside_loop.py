@@ -1,4 +1,4 @@
-"""Around the loop: what passes before its first step and after its last."""
+"""Time outside the loop: before its first step and after its last."""
 
 from __future__ import annotations
 
@@ -106,12 +106,10 @@ def around_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noq
 
 
 def _own_file(one: OutsideRow) -> str:
-    """The file of a method of the user's; ``""`` for others."""
     return "" if one.place is None or one.place.is_library else one.place.file or ""
 
 
 def _shown(around: OutsideTimes, *, is_before: bool) -> list[OutsideRow]:
-    """The actions of one side, the small ones together."""
     side = [one for one in around.rows if one.is_before is is_before]
     shown = [one for one in side if around.share(one.whole_ns) >= _MIN_SHARE]
     small = [one for one in side if one not in shown]

@@ -1,4 +1,4 @@
-"""Perf Summary: Paddle's benchmark box, over one and the same set of steps."""
+"""Perf Summary: Paddle's benchmark box, with all figures over the same steps."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ PERF_SUMMARY: Final = TableSpec(
 
 
 _FEW: Final = 10
-"""With fewer clean steps a single slow one decides the figures."""
+"""With fewer clean steps, a single slow one dominates the figures."""
 
 _ADVICE: Final = {
     "skip_first": "{more} or set a smaller skip_first=...",
@@ -78,7 +78,7 @@ _ADVICE: Final = {
     "CPU ahead of the GPU": "{more}",
     "with validation": "validate less often (the Trainer's val_check_interval)",
 }
-"""Reason to leave a step out → how to get more clean steps, in the words of the loop."""
+"""Reason for excluding a step → how to get more clean steps, in the loop's terms."""
 
 _EXCLUDED: Final = {
     "skip_first": "initial (skip_first=...)",
@@ -89,12 +89,12 @@ _EXCLUDED: Final = {
     "counting FLOPs or timing modules": "while FLOPs were counted or modules timed",
     "CPU ahead of the GPU": "with the CPU ahead of the GPU",
 }
-"""Reason to leave a step out → what follows a number of such steps; others follow it unchanged."""
+"""Reason for excluding a step → text after the number of such steps; other reasons appear unchanged."""
 
 
 @run_table(PERF_SUMMARY)
 def perf_summary(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """How fast the run was without profiling, and how much of a step waited for data."""
+    """Show the run's speed without profiling, and how much of a step waits for data."""
     figures, loop = facts.get(Facts.benchmark), loop_of(facts.info.loop)
     if figures is None:
         yield PERF_SUMMARY.table(notes=_left_out(facts), absent_reason=_no_clean_steps(facts))
@@ -174,7 +174,7 @@ def _no_clean_steps(facts: Facts) -> str:
 
 
 def _advice(facts: Facts) -> str:
-    """How to get more clean steps: against what took most of them, and all else that took a third."""
+    """Advise on the reason that excluded the most steps and on any that excluded a third of them."""
     by_size = sorted(facts.exclusions, key=lambda exclusion: -exclusion.num_steps)
     large = [e for e in by_size if e is by_size[0] or 3 * e.num_steps >= facts.num_steps]
     loop = loop_of(facts.info.loop)
@@ -186,6 +186,5 @@ def _advice(facts: Facts) -> str:
 
 
 def _seconds(time_ns: float) -> str:
-    """To two digits, or to the second."""
     seconds = time_ns / 1e9
     return f"{seconds:,.0f}" if seconds >= 10 else f"{seconds:.2g}"

@@ -1,4 +1,4 @@
-"""Phases: where the wall time of all steps went, to the nanosecond."""
+"""Phases: wall time of all steps by phase, exact to the nanosecond."""
 
 from __future__ import annotations
 

@@ -81,11 +81,11 @@ SHORT_LOOPS: Final = TableSpec(
 
 @run_table(LOOPS, SHORT_LOOPS)
 def process_loop_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """The other loops of the process: those with a report of their own, and those that were too short."""
+    """List the process's loops: those with reports, and those that were too short for one."""
     yield from loop_tables(facts.loops, facts.short_loops)
 
 
 def loop_tables(loops: Sequence[LoopLine], short: Sequence[ShortLoops]) -> tuple[Table, ...]:
-    """The tables of some loops; none where there is nothing to say."""
+    """Build the tables of the given loops; none if there is nothing to show."""
     tables = [LOOPS.table(loops)] if len(loops) > 1 else []
     return (*tables, SHORT_LOOPS.table(short)) if short else tuple(tables)

@@ -1,4 +1,4 @@
-"""Ranks: what a step of each rank consists of, which one is late, and how far the phases lie apart."""
+"""Ranks: each rank's step by phase, the straggler, and each phase's spread over ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CORE: Final = tuple(phase for phase in PHASES if phase.is_core)
 
 
 _IN_ORDER: Final = 16
-"""With more ranks than these the latest come first."""
+"""With more ranks, the latest come first."""
 
 
 def _time_in(phase: str) -> Callable[[RankPace], float | None]:
@@ -95,7 +95,7 @@ RANKS: Final = TableSpec(
 
 @run_table(RANKS)
 def rank_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """Which rank makes the others wait, and by what; no table when there is one rank."""
+    """Show which rank makes others wait, and in which phases; no table for a single rank."""
     if facts.info.world_size < 2:
         return
     absent = [{"rank": f"rank {one.rank}: {one.reason}"} for one in facts.absent_ranks]
@@ -196,7 +196,7 @@ ALL_RANKS: Final = TableSpec(
 
 @run_table(ALL_RANKS, needs=Facts.all_ranks)
 def all_ranks(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """How fast all ranks were together."""
+    """Show the combined speed of all ranks."""
     ranks = facts.all_ranks
     rate = 1e9 * ranks.world_size / ranks.batch_total_ns if ranks.batch_total_ns else None
     unit = facts.info.sample_unit

@@ -1,4 +1,4 @@
-"""Slow steps: which ones, by how much, why, and the worst beside a typical one."""
+"""Slow steps: which ones, by how much, why, and the slowest next to the median."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from lightning_modelprof.run.steps import SPECIAL, SlowStep
 
 
 def _cpu_wait(slow: SlowStep) -> float | None:
-    """Share of the time over which the waiting was counted."""
     return share(slow.cpu_wait_ns, slow.watched_ns)
 
 

@@ -1,4 +1,4 @@
-"""Source lines: which lines of the user's code take the time, run operators, wait and copy."""
+"""Source lines: time, operators, waits and copies by line of the user's code."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ SOURCE_LINES: Final = TableSpec(
 def source_lines_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     cost = facts.get(Facts.cost)
     if cost is None and facts.get(Facts.hot_lines) is None:
-        return  # nobody asked for it
+        return  # not requested
     lines = facts.source_lines
     if not lines:
         raise NotMeasured("none of your lines was sampled or inspected")

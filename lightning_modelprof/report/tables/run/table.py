@@ -1,4 +1,4 @@
-"""What a table of a run is: specifications and a function of facts; see ``callback_times.py`` for one.
+"""Run tables: specifications plus a function of facts; see ``callback_times.py`` for an example.
 
 @run_table(CALLBACKS)
 def callback_times(facts: Facts, options: TableOptions) -> Iterator[Table]:
@@ -20,12 +20,12 @@ Build = Callable[[Facts, TableOptions], Iterable[Table]]
 
 
 class RunTable(NamedTuple):
-    """The tables of a run that one function makes.
+    """Tables of a run that one function builds.
 
     Attributes:
-        build: makes them; none where there is nothing to say.
-        kinds: what is known of them, in their order.
-        needs: a fact without which there's no table at all: nobody asked for it.
+        build: builds them; none if there is nothing to show.
+        kinds: their specifications, in order.
+        needs: a fact without which there's no table at all, not even an absent one.
     """
 
     build: Build
@@ -33,7 +33,7 @@ class RunTable(NamedTuple):
     needs: fact[Any] | None = None
 
     def of(self, facts: Facts, options: TableOptions) -> tuple[Table, ...]:
-        """The tables, or their reason to be absent."""
+        """Return the tables, or absent ones with the reason."""
         needs: fact[Any] | None = self.needs  # type: ignore[call-overload]  # no property here
         if needs is not None and facts.get(needs) is None:
             return ()
@@ -44,15 +44,15 @@ class RunTable(NamedTuple):
 
 
 MADE: Final[list[RunTable]] = []
-"""All tables of the files that are imported, as they stand there."""
+"""All tables of the imported files, in definition order."""
 
 
 def run_table(*kinds: TableSpec, needs: fact[Any] | None = None) -> Callable[[Build], Build]:
-    """Make tables of a run of a function of facts and options.
+    """Register a function of facts and options as tables of a run.
 
     Args:
-        kinds: what is known of them, in their order.
-        needs: a fact without which there's no table at all: nobody asked for it.
+        kinds: their specifications, in order.
+        needs: a fact without which there's no table at all, not even an absent one.
     """
 
     def add(build: Build) -> Build:

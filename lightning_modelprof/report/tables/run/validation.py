@@ -1,4 +1,4 @@
-"""Validation: what the validation loops inside a fit consist of."""
+"""Validation: time of the validation loops inside a fit, by part."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ VALIDATION: Final = TableSpec(
 @run_table(VALIDATION)
 def validation_table(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
     if not loop_of(facts.info.loop).is_fit or facts.why_not(Facts.validation) == NO_VALIDATION:
-        return  # of an evaluation loop its own phases say it
+        return  # an evaluation loop's phases already show it
     split = facts.validation
     if not split.parts:
         raise NotMeasured("validations took no measurable time")

@@ -1,4 +1,4 @@
-"""Workers: what the workers of each DataLoader did, call by call and worker by worker."""
+"""Workers: activity of each DataLoader's workers, by call and by worker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lightning_modelprof.run.workers import CallTimes
 
 
 class _Call(Record, frozen=True):
-    """A call of the workers of one loader; its number is ``None`` where there is only one."""
+    """A call in one loader's workers; ``number`` is ``None`` if there's only one loader."""
 
     loader: WorkersFacts
     number: str | None
@@ -227,14 +227,13 @@ _NOTHING: Final = "no worker activity was seen"
 
 @run_table(WORKER_TRANSFORMS, WORKERS, needs=measured_workers)
 def worker_tables(facts: Facts, options: TableOptions) -> Iterator[Table]:  # noqa: ARG001
-    """What the workers' time goes to."""
+    """Show where the workers' time goes."""
     loaders = facts.read(measured_workers)
     yield _calls_table(loaders)
     yield _workers_table(loaders)
 
 
 def _numbered(loaders: Sequence[WorkersFacts]) -> list[tuple[str | None, WorkersFacts]]:
-    """The loaders with their numbers, if there are several."""
     return [(str(one.record.loader) if len(loaders) > 1 else None, one) for one in loaders]
 
 
@@ -252,7 +251,6 @@ def _calls_table(loaders: Sequence[WorkersFacts]) -> Table:
 
 
 def _dashes(loaders: Sequence[WorkersFacts]) -> tuple[str, ...]:
-    """Why transforms have no times."""
     calls = [one for loader in loaders for one in loader.calls]
     if all(one.mean_ns is not None for one in calls):
         return ()
@@ -264,7 +262,7 @@ def _dashes(loaders: Sequence[WorkersFacts]) -> tuple[str, ...]:
 
 
 def _place(call: CallTimes, folder: str) -> str | None:
-    """File and line: the user's without the folder that all are in, a library's with its own folder."""
+    """Return file and line; user files are relative to ``folder``, library files keep their own folder."""
     if not call.file:
         return None
     file = shortened(call.file, folder) if call.is_users else "/".join(PurePath(call.file).parts[-2:])
@@ -288,6 +286,5 @@ def _workers_table(loaders: Sequence[WorkersFacts]) -> Table:
 
 
 def _reason(loaders: Sequence[WorkersFacts]) -> str:
-    """Why there is nothing, by the loaders' own notes."""
     said = dict.fromkeys(note.rstrip(".") for loader in loaders for note in loader.record.notes)
     return "; ".join(said) or _NOTHING

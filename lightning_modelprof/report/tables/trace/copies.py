@@ -1,4 +1,4 @@
-"""Memory Manipulation Summary: what copying and setting device memory costs, and what it holds up."""
+"""Memory Manipulation Summary: cost of copies and memsets."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ COPIES: Final = TableSpec(
 
 @trace_table(COPIES, "memory_manipulation", TraceFacts.copies)
 def copies_table(ranks: Ranks[Copies]) -> Table:
-    """One row per kind of copy or set, longest device time first, the ranks together."""
+    """Build one row per kind of copy or memset over all ranks, longest GPU time first."""
     pooled = pool(ranks.found.values())
     kinds = sorted(pooled.kinds, key=lambda kind: (-kind.tally.total_ns, kind.name))
     calls = sum(kind.tally.calls for kind in kinds)

@@ -1,4 +1,4 @@
-"""Critical path: where the steps go by cause, and how long they would be if some of it were faster."""
+"""Critical path: step time by cause, and predicted step times if parts of it were faster."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ _ROWS: Final = (
 """Depth, cause and label."""
 
 _FEW: Final = 10
-"""Rows that a person is shown where nobody asked for another number."""
 
 _GRAPH: Final = (
     "The steps are replayed from a dependency graph of kernels, copies, memsets and the CPU work between"
@@ -243,7 +242,7 @@ WHAT_IF: Final = TableSpec(
 
 @trace_table(PATH, "critical_path", TraceFacts.step_account)
 def critical_path_table(ranks: Ranks[StepAccount]) -> Table:
-    """Where the steps of one rank go, by cause; with the columns that its trace can tell."""
+    """Split one rank's step time by cause, with the columns that its trace supports."""
     number, account = max(ranks.found.items(), key=lambda one: (one[1].path is not None, one[1].step_ns))
     longest_ns = max(one.step_ns for one in ranks.found.values())
     rows = list(_rows(account))
@@ -268,7 +267,7 @@ def critical_path_table(ranks: Ranks[StepAccount]) -> Table:
 
 @trace_table(PARTS, "critical_path", TraceFacts.critical_path)
 def critical_path_parts_table(ranks: Ranks[CriticalPath]) -> Table:
-    """The path by operator, kernel and line."""
+    """List the critical path by operator, kernel and line."""
     number, path = _slowest(ranks)
     return PARTS.table(
         (
@@ -289,7 +288,7 @@ def critical_path_parts_table(ranks: Ranks[CriticalPath]) -> Table:
 
 @trace_table(WHAT_IF, "critical_path", TraceFacts.critical_path)
 def what_if_table(ranks: Ranks[CriticalPath]) -> Table:
-    """How long a step would be if an operator or a kernel were faster, most gain first."""
+    """Predict the step time if an operator or kernel were faster, largest gain first."""
     number, path = _slowest(ranks)
     asked = sorted((one for one in path.what_ifs if one.kind != "cause"), key=lambda one: one.none_ns)
     if not asked:
@@ -309,7 +308,6 @@ def what_if_table(ranks: Ranks[CriticalPath]) -> Table:
 
 
 def _rows(account: StepAccount) -> Iterator[tuple[int, dict[str, Cell]]]:
-    """Depth and cells of the step and of the causes that occur in it."""
     path = account.path
     path_ns: dict[str, int] = {}
     predicted: dict[str, dict[str, Cell]] = {}
@@ -343,7 +341,6 @@ def _idle_by_row(account: StepAccount) -> dict[str, int]:
 
 
 def _predicted(one: WhatIf, path: CriticalPath) -> dict[str, Cell]:
-    """What the columns say of work that is faster."""
     count, recorded_ns = len(path.steps), path.recorded_ns
     return {
         "work_ns": one.work_ns / count,
@@ -356,7 +353,6 @@ def _predicted(one: WhatIf, path: CriticalPath) -> dict[str, Cell]:
 
 
 def _slowest(ranks: Ranks[CriticalPath]) -> tuple[int, CriticalPath]:
-    """The rank with the longest steps, and its path."""
     return max(ranks.found.items(), key=lambda one: one[1].recorded_ns / len(one[1].steps))
 
 
@@ -378,7 +374,6 @@ def _left_out_note(path: CriticalPath | None) -> tuple[str, ...]:
 
 
 def _missing_notes(account: StepAccount) -> tuple[str, ...]:
-    """Why columns or rows are missing, and which steps other figures leave out."""
     notes = []
     if account.path is None:
         lacking = "critical path" if account.idle_ns else "critical path or GPU idle time"

@@ -1,4 +1,4 @@
-"""Dataloader: where the time to fetch a batch goes, and how much of it the device hides."""
+"""Dataloader: time to fetch batches, and how much of it GPU work hides."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _Line = tuple[int, Mapping[str, Cell]]
 
 @trace_table(DATALOADER, "dataloader", TraceFacts.dataloader)
 def dataloader_table(ranks: Ranks[DataloaderTime]) -> Table:
-    """Where the fetch time goes, the ranks together and the fetches also by rank."""
+    """Split the fetch time over all ranks, with a fetch row per rank."""
     pooled = pool(ranks.found.values())
     copies = sorted(pooled.copies, key=lambda copy: (-copy.tally.total_ns, copy.name))
     lines = [
@@ -101,7 +101,6 @@ def dataloader_table(ranks: Ranks[DataloaderTime]) -> Table:
 
 
 def _fetch_lines(fact: DataloaderTime, by_rank: Mapping[int, DataloaderTime]) -> Iterator[_Line]:
-    """The fetches, and what they consist of: by rank, by step, by what device and host do meanwhile."""
     steps_ns = fact.steps_ns
     yield 0, _timed("Fetch", fact.fetches, steps_ns)
     for rank, one in by_rank.items():

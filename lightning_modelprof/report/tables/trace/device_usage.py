@@ -1,4 +1,4 @@
-"""Device Summary: how busy the processors and the devices were."""
+"""Device Summary: utilization of CPUs and GPUs."""
 
 from __future__ import annotations
 
@@ -118,10 +118,10 @@ _NO_DEVICE_NOTE: Final = "There are no GPU events, so there's no GPU row."
 
 @trace_table(DEVICE_USAGE, "device", TraceFacts.device_usage)
 def device_usage_table(ranks: Ranks[DeviceUsage]) -> Table:
-    """Three rows for the processors and one for each device, of each rank."""
+    """Build three CPU rows and one row per GPU for each rank."""
     usages = list(ranks.found.values())
     rows = [row for rank, usage in ranks.found.items() for row in _rows(usage, ranks.prefix(rank))]
-    # Without a device all columns but the first two would be empty.
+    # Without a GPU, all columns but the first two would be empty.
     has_devices = any(usage.devices for usage in usages)
     return DEVICE_USAGE.table(
         rows,
@@ -133,7 +133,7 @@ def device_usage_table(ranks: Ranks[DeviceUsage]) -> Table:
 def _rows(usage: DeviceUsage, prefix: str) -> list[Mapping[str, Cell]]:
     devices = [_device_row(device, prefix) for device in usage.devices]
     if usage.host is None and devices:
-        return devices  # three rows of dashes say nothing that the note does not
+        return devices  # the note replaces three rows of dashes
     host: Mapping[str, Cell] = {} if usage.host is None else asdict(usage.host)
     return [
         {"name": f"{prefix}CPU(Process)", "utilization": host.get("process")},

@@ -1,4 +1,4 @@
-"""Distributed Summary: communication, computation and their overlap, and every collective."""
+"""Distributed Summary: communication, computation, their overlap, and each collective."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ COLLECTIVES: Final = TableSpec(
 
 @trace_table(DISTRIBUTED, "distributed", TraceFacts.distributed)
 def distributed_table(ranks: Ranks[Distributed]) -> Table:
-    """How long each rank communicated, and how much of that computation did not hide."""
+    """Show each rank's communication time and how much of it computation didn't hide."""
     rows: list[Mapping[str, Cell]] = []
     depths: list[int] = []
     for rank, fact in ranks.found.items():
@@ -159,7 +159,7 @@ def _part(fact: Distributed, name: str, of: Callable[[Overlap], int | None]) -> 
 
 @trace_table(COLLECTIVES, "distributed", TraceFacts.distributed)
 def collectives_table(ranks: Ranks[Distributed]) -> Table:
-    """Calls, time and size of every collective in every process group, all ranks together."""
+    """List calls, time and size per collective and process group, over all ranks."""
     pooled = pool_alike(one for fact in ranks.found.values() for one in fact.collectives)
     longest_first = sorted(pooled, key=lambda one: (-one.time.total_ns, one.name, one.group or ""))
     return COLLECTIVES.table(longest_first)

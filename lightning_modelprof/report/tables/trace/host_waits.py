@@ -1,4 +1,4 @@
-"""CPU waits for the GPU: which calls wait, and how long the GPU is idle for each of them."""
+"""CPU waits for the GPU: the waiting calls, and the GPU idle time due to each."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _WAITS_FOR: Final = {
 
 @trace_table(HOST_WAITS, "launch", TraceFacts.host_waits)
 def host_waits_table(ranks: Ranks[HostWaits]) -> Table:
-    """Each place that waits over all ranks, and the idle time in which the CPU was late otherwise."""
+    """List each place that waits, over all ranks, and the GPU idle time from a CPU late without a wait."""
     fact = pool_host_waits(list(ranks.found.values()))
     count = fact.num_steps
     in_model = fact.launch_ns != fact.late_ns

@@ -1,4 +1,4 @@
-"""Idle Summary: the gaps of each device over the whole trace, by cause."""
+"""Idle Summary: gaps of each GPU over the whole trace, by cause."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _LABELS: Final[Mapping[IdleCause, str]] = {
 }
 
 _RARE: Final = ("Communication", "Other stream")
-"""Rows that only a device that has such gaps gets."""
+"""Rows shown only for GPUs with such gaps."""
 
 
 @trace_table(IDLE, "idle", TraceFacts.idle)
@@ -103,7 +103,6 @@ def idle_table(ranks: Ranks[Idle]) -> Table:
 
 
 def _rows(device: DeviceIdle, prefix: str) -> Iterator[tuple[int, dict[str, Cell]]]:
-    """Depth and cells of one device's rows."""
     covered, span_ns = device.covered, device.span_ns
 
     def cells(label: str, covered_ns: int, total_ns: int) -> dict[str, Cell]:

@@ -1,4 +1,4 @@
-"""Kernel Summary: which kernels take the device's time."""
+"""Kernel Summary: GPU time by kernel."""
 
 from __future__ import annotations
 
@@ -97,14 +97,13 @@ _NO_OCCUPANCY_NOTE: Final = (
 
 @trace_table(KERNELS, "kernel", TraceFacts.kernels)
 def kernels_table(ranks: Ranks[Kernels], options: TableOptions) -> Table:
-    """One row per kernel name, the ranks together.
+    """Build one row per kernel name over all ranks.
 
     Args:
         options: ``sorted_by`` orders the rows; kernels have no CPU time, so a CPU key counts as the GPU's.
     """
 
     def order(kernel: KernelUse) -> tuple[object, ...]:
-        """By what was asked for, then by total time."""
         tally = kernel.tally
         by_figure = row_order(options.sorted_by, calls=tally.calls, host=None, device=tally, has_device=True)
         return by_figure, -tally.total_ns, kernel.name

@@ -1,4 +1,4 @@
-"""Launch Summary: what it costs to start kernels, how long they are queued, and every runtime call."""
+"""Launch Summary: launch cost, queue delay and runtime calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ LAUNCHES: Final = TableSpec(
 )
 
 _NAMES: Final = {"INVALID": "(unnamed call)"}
-"""What the profiler calls a function that it has no name for."""
+"""The profiler's name for a function it can't name → name in the table."""
 
 
 def _call_name(call: RuntimeCall | RuntimeCalls) -> str:
@@ -128,7 +128,7 @@ RUNTIME_CALLS: Final = TableSpec(
 
 @trace_table(LAUNCHES, "launch", TraceFacts.kernel_launches)
 def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
-    """What the kernels of each rank cost the host, and whether it keeps ahead of the device."""
+    """Show each rank's launch cost, and whether the CPU stays ahead of the GPU."""
     rows = [row for rank, fact in ranks.found.items() for row in _rows(fact, ranks.prefix(rank))]
     return LAUNCHES.table(
         rows,
@@ -139,7 +139,7 @@ def launches_table(ranks: Ranks[KernelLaunches]) -> Table:
 
 @trace_table(RUNTIME_CALLS, "launch", TraceFacts.runtime_calls)
 def runtime_calls_table(ranks: Ranks[RuntimeCalls]) -> Table:
-    """Which calls of the devices' runtimes took the host's time, and in which it waited; ranks together."""
+    """List runtime calls by CPU time, with the waits among them, over all ranks."""
     pooled = pool(ranks.found.values())
     calls = sorted(pooled.calls, key=lambda call: (-call.host.total_ns, call.name))
     return RUNTIME_CALLS.table(
@@ -150,10 +150,9 @@ def runtime_calls_table(ranks: Ranks[RuntimeCalls]) -> Table:
 
 
 def _rows(fact: KernelLaunches, prefix: str) -> Iterator[dict[str, Cell]]:
-    """The rows of one rank, whose names start with ``prefix``."""
     num_kernels, num_linked = fact.kernels.count, fact.linked.count
     short = zip(SHORT_NS, fact.short, strict=True)
-    # The sum of delays that pass at the same time is no time.
+    # Delays overlap, so their sum isn't a time.
     delay, negative = (replace(spread, total_ns=None) for spread in (fact.delay, fact.negative_delay))
     named: list[tuple[int, str, TimeSpread, int | None]] = [
         (0, "Kernel time", fact.kernels, num_kernels),

@@ -1,4 +1,4 @@
-"""Memory Summary: who allocated memory on which device, and how much of it was in use at most."""
+"""Memory Summary: allocations by device and operator, and each device's peaks."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NO_LEVEL_NOTE: Final = "Peaks are unknown for {devices} because this version of
 
 @trace_table(MEMORY, "memory", TraceFacts.memory)
 def memory_table(ranks: Ranks[Memory]) -> Table:
-    """Which operators allocate memory, and how much a device had allocated at most."""
+    """List the operators that allocate memory, by device, with each device's peaks."""
     devices = [
         replace(device, total=replace(device.total, name=ranks.prefix(rank) + device.total.name))
         for rank, memory in ranks.found.items()

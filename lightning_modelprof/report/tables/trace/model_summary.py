@@ -1,4 +1,4 @@
-"""Model Summary of one profiler window: Paddle's table, with what Others consists of."""
+"""Model Summary of one profiler window: Paddle's table, with Others split up."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _ORDER: Final = (
     "others",
     *(phase.key for phase in PHASES if not phase.is_core),
 )
-"""Keys of rows; what else there is follows, and last of all "unattributed"."""
+"""Row keys in order; others follow, and "unattributed" is last."""
 
 _NO_DEVICE_NOTE: Final = "The trace has no GPU events, so GPU figures are dashes."
 _SOME_DEVICES_NOTE: Final = "Some ranks have no GPU events, so GPU figures only cover the others."
@@ -97,7 +97,7 @@ def model_summary_table(ranks: Ranks[ModelSummary]) -> Table:
 
 
 def window_model_summary(one: WindowFacts) -> Table:
-    """The Model Summary of one window of a run."""
+    """Build the Model Summary of one window of a run."""
     window = one.window
     table_id = MODEL_SUMMARY.id if window.index == 0 else f"{MODEL_SUMMARY.id}_{window.index}"
     try:
@@ -151,9 +151,9 @@ def _window_notes(window: Window) -> tuple[str, ...]:
 
 
 def _steps_text(numbers: Sequence[int]) -> str:
-    """Steps in words: ``step 7``, ``steps 3 to 5`` or ``steps 3, 4, 8``."""
+    """Format as ``step 7``, ``steps 3 to 5`` or ``steps 3, 4, 8``."""
     if len(numbers) == 1:
         return f"step {numbers[0]}"
-    if numbers[-1] - numbers[0] + 1 == len(numbers):  # they are in order, and none comes twice
+    if numbers[-1] - numbers[0] + 1 == len(numbers):  # numbers are sorted and unique
         return f"steps {numbers[0]} to {numbers[-1]}"
     return "steps " + ", ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""Operator Summary: which operators take the time, on the host and on the device."""
+"""Operator Summary: CPU and GPU time by operator."""
 
 from __future__ import annotations
 
@@ -160,10 +160,10 @@ OPERATORS_BY_SHAPE: Final = TableSpec(
 
 
 _Row = tuple[int, Operator | Mapping[str, Any]]
-"""Depth of a row, and what it is about."""
+"""A row's depth and content."""
 
 NO_OPERATOR: Final = "(no operator)"
-"""Name of the row with the device events that no operator launched."""
+"""Name of the row with the GPU events that no operator launched."""
 
 _NO_FLOPS_NOTE: Final = "FLOPs need input shapes; set record_shapes=True."
 _NO_MEMORY_NOTE: Final = (
@@ -173,7 +173,7 @@ _NO_MEMORY_NOTE: Final = (
 
 @trace_table(OPERATORS, "operator", TraceFacts.operators)
 def operators_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
-    """One row per operator name, the threads and ranks together.
+    """Build one row per operator name over all threads and ranks.
 
     Args:
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section,
@@ -184,7 +184,7 @@ def operators_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
 
 @trace_table(OPERATORS_BY_SHAPE, "operator", TraceFacts.operators_by_shape)
 def operator_by_shape_table(ranks: Ranks[Operators], options: TableOptions) -> Table:
-    """One row per operator name and shapes of inputs, the threads and ranks together.
+    """Build one row per operator name and input shapes over all threads and ranks.
 
     Args:
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
@@ -193,8 +193,6 @@ def operator_by_shape_table(ranks: Ranks[Operators], options: TableOptions) -> T
 
 
 class _Writer:
-    """Turns the operators of the ranks into rows."""
-
     def __init__(self, ranks: Ranks[Operators], options: TableOptions, kind: TableSpec) -> None:
         self.ranks = ranks
         self.options = options
@@ -257,7 +255,6 @@ class _Writer:
                 yield from self._details(operator, depth + 1)
 
     def _order(self, row: Operator | Child) -> tuple[object, ...]:
-        """By what was asked for, then by total time on the host."""
         by_figure = row_order(
             self.options.sorted_by,
             calls=row.calls,
@@ -304,13 +301,12 @@ class _Writer:
 
 
 def _kernels(launcher: Operator | Child, depth: int) -> Iterator[_Row]:
-    """What an operator launched itself, the longest first."""
     for name, tally in sorted(launcher.kernels.items(), key=lambda item: (-item[1].total_ns, item[0])):
         yield depth, {"name": name, "calls": tally.calls, **_parts("device_", tally, launcher.device)}
 
 
 def _parts(prefix: str, tally: Tally | None, whole: Tally | None) -> dict[str, Cell]:
-    """Cells of a row below an operator: its ratio is the share of that operator's total."""
+    """Fill a row below an operator; its ratio is the share of that operator's total."""
     if tally is None:
         return {}
     ratio = None if whole is None else share(tally.total_ns, whole.total_ns)
@@ -318,7 +314,6 @@ def _parts(prefix: str, tally: Tally | None, whole: Tally | None) -> dict[str, C
 
 
 def _main_module(modules: Mapping[str, int]) -> str | None:
-    """The module in which most of the time was spent, and how many others there are."""
     if not modules:
         return None
     name, _ = max(modules.items(), key=lambda item: (item[1], item[0]))

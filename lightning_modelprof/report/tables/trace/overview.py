@@ -1,4 +1,4 @@
-"""Overview Summary: how much of the steps each type of event covers, Paddle's table."""
+"""Overview Summary: Paddle's table of how much step time each event type covers."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ _NO_DEVICE_NOTE: Final = "The trace has no GPU events in the steps."
 
 @trace_table(OVERVIEW, "overview", TraceFacts.overview)
 def overview_table(ranks: Ranks[Overview]) -> Table:
-    """Which types of events fill the steps, the ranks together."""
+    """List event types by the step time they cover, over all ranks."""
     pooled = pool(ranks.found.values())
     host = sorted(pooled.host, key=lambda one: (-one.total_ns, HOST_TYPES.index(one.key)))
     device = sorted(pooled.device, key=lambda one: DEVICE_TYPES.index(one.key))

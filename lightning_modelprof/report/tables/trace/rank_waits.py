@@ -1,4 +1,4 @@
-"""Waiting for other ranks: how long each rank waited in communication, and for whom."""
+"""Waiting for other ranks: each rank's waits in communication, and which ranks caused them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ _HABIT_NOTE: Final = (
 def rank_waits_table(
     ranks: Ranks[CommunicationCalls],
 ) -> Table:
-    """How long each rank waited for others, how often it came last, and what that cost the others."""
+    """Show how long each rank waited, how often it came last, and how long others waited for it."""
     if not ranks.are_several:
         raise NotMeasured(_ONLY_ONE)
     waits = compare_ranks(ranks.found)
@@ -149,7 +149,6 @@ def _row(name: str, waits: Waits) -> Mapping[str, Cell]:
 
 
 def _sentence(one: LateRank, *, has_groups: bool) -> str:
-    """Who came last more often than chance explains."""
     where = f" of {one.group or 'an unknown group'}" if has_groups else ""
     others = "The other rank" if one.num_ranks == 2 else "The others"
     per_step = " per step" if one.is_per_step else ""

@@ -62,7 +62,7 @@ _NO_RUNTIME_NOTE: Final = "The trace has no runtime calls, so Runtime wasn't mea
 
 @trace_table(STEP_BREAKDOWN, "step_breakdown", TraceFacts.step_breakdown)
 def step_breakdown_table(ranks: Ranks[StepBreakdown]) -> Table:
-    """What each step waited for, with the mean and each column's share of the steps' time."""
+    """List what each step waited for, with the mean and each column's share of step time."""
     whole = pool_breakdowns(list(ranks.found.values()))
     if ranks.are_several:
         rows = [
@@ -77,7 +77,7 @@ def step_breakdown_table(ranks: Ranks[StepBreakdown]) -> Table:
         ]
     return STEP_BREAKDOWN.table(
         (
-            # The mean stands first: it is what most readers want, and long tables are cut at their end.
+            # The mean comes first because most readers want it and long tables are cut at the end.
             {"name": "Mean", "total_ns": whole.mean_total_ns} | _known(whole, whole.mean_parts_ns),
             {"name": "Share", "total_ns": 1.0 if whole.mean_total_ns else None} | _known(whole, whole.shares),
             *rows,
@@ -94,14 +94,12 @@ def step_breakdown_table(ranks: Ranks[StepBreakdown]) -> Table:
 
 
 def _known(fact: StepBreakdown, parts: Sequence[Cell]) -> dict[str, Cell]:
-    """The cells of the parts, without those that the trace cannot tell."""
     unknown = set() if fact.has_device else {"kernel", "memcpy", "memset"}
     unknown |= set() if fact.has_runtime else {"runtime"}
     return {f"{key}_ns": part for key, part in zip(STEP_CATEGORIES, parts, strict=True) if key not in unknown}
 
 
 def _left_out_note(found: Mapping[int, StepBreakdown], whole: StepBreakdown) -> tuple[str, ...]:
-    """Which ranks the mean of all is without."""
     lacking = [str(rank) for rank, one in found.items() if whole.has_device and not one.has_device]
     if not lacking:
         return ()

@@ -1,11 +1,11 @@
-"""What a table of traces is: a specification and a function of the ranks' facts; see ``kernels.py`` for one.
+"""Trace tables: a specification plus a function of the ranks' facts; see ``kernels.py`` for an example.
 
     @trace_table(KERNELS, "kernel", TraceFacts.kernels)
     def kernels_table(ranks: Ranks[Kernels], options: TableOptions) -> Table:
         return KERNELS.table(rows=...)
 
-A fact that only one table shows can stand in the file of its table: a function of ``TraceFacts`` with the
-decorator ``fact``.
+A fact that only one table shows can be defined in that table's file: a function of ``TraceFacts`` with the
+``fact`` decorator.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
     """One table of a trace.
 
     Attributes:
-        view: the name by which a reader asks for it.
-        which: what of a trace it shows.
-        build: makes it of the ranks that have the fact, and of the options if it needs them.
+        view: name that selects it.
+        which: the fact it shows.
+        build: builds it from the ranks that have the fact, plus the options if it takes them.
     """
 
     kind: TableSpec
@@ -42,7 +42,7 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
     build: Callable[..., Table]
 
     def of(self, by_rank: Mapping[int, TraceFacts], options: TableOptions) -> Table:
-        """The table, or its reason to be absent."""
+        """Return the table, or one with the reason why it's absent."""
         notes: tuple[str, ...] = ()
         try:
             ranks: Ranks[_Fact] = split_ranks(by_rank, self.which)  # type: ignore[call-overload]
@@ -55,15 +55,15 @@ class TraceTable(Record, Generic[_Fact], frozen=True):
 
 
 MADE: Final[list[TraceTable[Any]]] = []
-"""All tables of the files that are imported, as they stand there."""
+"""All tables of the imported files, in definition order."""
 
 
 def trace_table(kind: TableSpec, view: View, which: fact[Any]) -> Callable[[_BuildT], _BuildT]:
-    """Make a table of traces of a function that takes the ranks with a fact.
+    """Register a function of the ranks that have a fact as a trace table.
 
     Args:
-        view: the name by which a reader asks for it; tables are in the order of the views.
-        which: what of a trace it shows.
+        view: name that selects it; tables are in the order of the views.
+        which: the fact it shows.
     """
 
     if which.is_outside:

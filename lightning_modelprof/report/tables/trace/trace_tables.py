@@ -1,4 +1,4 @@
-"""The tables of traces: those of every file beside this one, in the order of the views."""
+"""All trace tables, collected from this folder's files, in the order of the views."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lightning_modelprof.report.tables.trace.table import MADE
 TRACE_TABLES: Final = found_beside(
     __name__, MADE, lambda one: (place_in(VIEWS, one.view), one.build.__module__)
 )
-"""All of them."""
 
 
 def trace_tables(
@@ -26,11 +25,11 @@ def trace_tables(
     title_suffix: str = "",
     without: frozenset[View] = frozenset(),
 ) -> tuple[Table, ...]:
-    """The tables that are asked for.
+    """Build the requested tables.
 
     Args:
-        by_rank: rank → facts of its trace; of the same time.
-        without: views to leave out though they are asked for.
+        by_rank: rank → facts of its trace; all cover the same time.
+        without: views to leave out even if requested.
     """
     tables = []
     for entry in TRACE_TABLES:
@@ -42,7 +41,7 @@ def trace_tables(
                 table,
                 id=table.id + id_suffix,
                 title=table.title + title_suffix,
-                is_detail=table.is_detail and options.views is None,  # who asks for a view wants to see it
+                is_detail=table.is_detail and options.views is None,  # a requested view isn't folded
             )
         )
     return tuple(tables)

@@ -78,7 +78,7 @@ USER_RANGES: Final = TableSpec(
 
 @trace_table(USER_RANGES, "userdefined", TraceFacts.user_ranges)
 def user_ranges_table(ranks: Ranks[UserRanges], options: TableOptions) -> Table:
-    """One row per range name, the user's before torch's, the threads and ranks together.
+    """Build one row per range name over all threads and ranks, the user's before torch's.
 
     Args:
         options: ``sorted_by`` orders the rows, ``thread_sep`` gives each thread of each rank its own section.
@@ -87,7 +87,6 @@ def user_ranges_table(ranks: Ranks[UserRanges], options: TableOptions) -> Table:
     device_ns = sum_of_known(fact.device_ns for fact in ranks.found.values())
 
     def order(row: UserRange) -> tuple[object, ...]:
-        """The user's first, then by what was asked for, then by total time on the host."""
         by_figure = row_order(
             options.sorted_by,
             calls=row.calls,
@@ -113,7 +112,7 @@ def user_ranges_table(ranks: Ranks[UserRanges], options: TableOptions) -> Table:
 def _sections(
     ranks: Ranks[UserRanges], options: TableOptions
 ) -> Iterator[tuple[list[Mapping[str, Cell]], list[UserRange]]]:
-    """What stands below each thread's header, or all of it below none."""
+    """Yield each thread's header and ranges, or all ranges without a header."""
     if not options.thread_sep:
         yield [], [one for fact in ranks.found.values() for thread in fact.threads for one in thread.ranges]
         return

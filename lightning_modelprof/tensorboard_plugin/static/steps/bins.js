@@ -1,7 +1,7 @@
-// Neighbouring steps joined into the points of a chart.
+// Adjacent steps joined into a chart's points.
 
 /**
- * @typedef {Object} Points what a chart draws; of a point without steps all is NaN
+ * @typedef {Object} Points what a chart draws; all values of a point without steps are NaN
  * @property {number} size steps in each point but the last
  * @property {Float64Array} start first step of each point
  * @property {Float64Array} end one past its last step
@@ -10,12 +10,12 @@
  * @property {Float64Array} mean mean time of a step, in ns
  * @property {Float64Array} longest longest time of a step, in ns
  * @property {Float64Array} slowest the step that took it; -1 without steps
- * @property {Float64Array} leftOut share of all its steps that the benchmark leaves out
+ * @property {Float64Array} leftOut share of all its steps that the benchmark excludes
  * @property {Float64Array} rate samples, or steps, per second
  */
 
 /**
- * Join the steps from `first` to `last`, both inclusive, into at most `most` points of equally many.
+ * Join the steps from `first` to `last`, both inclusive, into at most `most` points of equal size.
  * @param {import("./data.js").Steps} all
  * @param {number} first
  * @param {number} last
@@ -50,7 +50,7 @@ export function joinSteps(all, first, last, most, onlyClean) {
 }
 
 /**
- * All but the layers of one point.
+ * Everything in a point except its layers.
  * @param {import("./data.js").Steps} steps
  * @param {Points} points
  * @param {number} point
@@ -83,11 +83,11 @@ function joinPoint(steps, points, point, onlyClean) {
 }
 
 /**
- * Add the mean of a phase to that of a layer, point by point.
+ * Add the mean of a phase to that of a layer, for each point.
  * @param {Points} points
  * @param {Float64Array} means
  * @param {Float64Array} times
- * @param {Float64Array | null} exclusion steps that have one do not count
+ * @param {Float64Array | null} exclusion steps with one don't count
  */
 function addMeans({ start, end, count }, means, times, exclusion) {
   for (let point = 0; point < means.length; point += 1) {
@@ -104,9 +104,9 @@ const LEAST_FOR_OUTLIERS = 10;
 const OUTLIER = 3;
 
 /**
- * Where the y axis ends: high enough for all, unless a few are so high that the others would not be seen.
+ * Where the y axis ends: high enough for all, unless a few are so high that the others would be invisible.
  * @param {ArrayLike<number>} heights of the stacks
- * @param {ArrayLike<number>} peaks highest that each point has
+ * @param {ArrayLike<number>} peaks highest value of each point
  */
 export function axisTop(heights, peaks) {
   const [low, high] = [heights, peaks].map((values) => Float64Array.from(values).filter((value) => value > 0).sort());

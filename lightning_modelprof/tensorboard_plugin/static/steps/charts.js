@@ -1,4 +1,4 @@
-// The two charts over the steps: phases and throughput, with one cursor and one range.
+// The two charts over the steps, phases and throughput, with a common cursor and range.
 
 import { durationLabels, formatCount, formatDuration, formatRate, tickLabels } from "../format.js";
 import { axisTop, joinSteps } from "./bins.js";
@@ -35,7 +35,7 @@ export class StepCharts {
     this.words = words;
     this.palette = palette;
     this.listeners = listeners;
-    // A place on the x axis is the number of a step, unless numbers are missing.
+    // A place on the x axis is a step number, unless numbers are missing.
     this.origin = steps.hasConsecutiveNumbers ? steps.number[0] : 0;
     /** @type {Points} */
     this.points = joinSteps(steps, 0, 0, 1, false);
@@ -48,7 +48,7 @@ export class StepCharts {
     this.rateName = `${steps.hasSamples ? words.samples : words.steps}/s`;
   }
 
-  /** Make the charts; their hosts must stand in the page. */
+  /** Build the charts; their hosts must be in the page. */
   mount() {
     const shared = {
       palette: this.palette,
@@ -81,7 +81,7 @@ export class StepCharts {
 
   /**
    * @param {Zoom} zoom
-   * @param {number[]} shown positions of the layers
+   * @param {number[]} shown indices of the layers
    * @param {boolean} onlyClean
    */
   draw(zoom, shown, onlyClean) {
@@ -92,7 +92,7 @@ export class StepCharts {
     this.shown = shown;
     const isJoined = points.size > 1;
     const heights = stackHeights(points, shown.map((layer) => points.layers[layer]));
-    // The longest step is that of all phases, so it says something of the full stack alone.
+    // The longest step is over all phases, so it only matters for the full stack.
     const hasPeaks = isJoined && shown.length === this.steps.layers.length;
     const peaks = hasPeaks ? points.longest : heights;
     const top = axisTop(heights, peaks);
@@ -149,7 +149,7 @@ export class StepCharts {
   }
 
   /**
-   * Where the middle of a point is on the x axis.
+   * Where a point's middle is on the x axis.
    * @param {number} point
    */
   center(point) {
@@ -194,7 +194,7 @@ function withGaps(values) {
 }
 
 /**
- * A sentence on what the axis cuts off; "" where it cuts nothing.
+ * A sentence on what the axis cuts off; "" if nothing.
  * @param {Float64Array} values
  * @param {number} top
  * @param {(value: number) => string} write

@@ -1,4 +1,4 @@
-// The steps of a run as typed arrays, and questions about one of them.
+// A run's steps as typed arrays, and queries on single steps.
 
 import { NAMELESS, meaningOf } from "../page_colors.js";
 import { firstFrom } from "../sorted.js";
@@ -8,15 +8,15 @@ import { firstFrom } from "../sorted.js";
 const NOT_MEASURED = -1;
 
 /**
- * @typedef {Object} Layer what one layer of the stacked chart is made of
+ * @typedef {Object} Layer one layer of the stacked chart
  * @property {string} key key of its phase, or "rest"
  * @property {string} label
- * @property {string} color name of its colour
- * @property {number[]} phases positions of its phases
+ * @property {string} color name of its color
+ * @property {number[]} phases indices of its phases
  */
 
 /**
- * The name of a layer's colour, also where an older version of the package numbered the colours.
+ * The name of a layer's color, even if an older version of the package numbered the colors.
  * @param {string} key
  * @param {string | number} color
  */
@@ -24,9 +24,9 @@ function colorOf(key, color) {
   return typeof color === "string" ? color : meaningOf(key) || NAMELESS[color % NAMELESS.length];
 }
 
-/** Every step of a run; a step is its place in the columns, from 0. */
+/** All steps of a run; a step is its index in the columns, from 0. */
 export class Steps {
-  /** @param {Unpacked} unpacked what show/tensorboard/profile_blob.py packed */
+  /** @param {Unpacked} unpacked as packed by show/tensorboard/profile_blob.py */
   constructor(unpacked) {
     const { meta, columns } = unpacked;
     const column = (/** @type {string} */ name) => {
@@ -62,12 +62,12 @@ export class Steps {
     this.hasConsecutiveNumbers = this.count > 0 && this.number[this.count - 1] - this.number[0] === this.count - 1;
     const net = withoutProfiler(unpacked);
     this.hasProfilerTime = net !== null;
-    /** @type {Steps} the same steps without the time of the phase Profiler, as the benchmark takes the clean ones */
+    /** @type {Steps} the same steps without the time of the phase Profiler, as the benchmark uses for clean ones */
     this.net = net ? new Steps(net) : this;
   }
 
   /**
-   * Why the benchmark leaves it out; "" of a clean step.
+   * Why the benchmark excludes it; "" for a clean step.
    * @param {number} step
    */
   reason(step) {
@@ -75,7 +75,7 @@ export class Steps {
   }
 
   /**
-   * All that was special about it.
+   * Everything special about it.
    * @param {number} step
    */
   marks(step) {
@@ -83,7 +83,7 @@ export class Steps {
   }
 
   /**
-   * Self time of a phase in ns; null where it could not be measured.
+   * Self time of a phase in ns; null if not measured.
    * @param {number} phase
    * @param {number} step
    */
@@ -93,7 +93,7 @@ export class Steps {
   }
 
   /**
-   * The first step whose number is at least this one, or the last step.
+   * The first step with at least this number, or the last step.
    * @param {number} number
    */
   placeOf(number) {
@@ -102,15 +102,15 @@ export class Steps {
 }
 
 /**
- * The columns with no time in the phase Profiler, which is taken off the whole steps.
+ * The columns with no time in the phase Profiler, which is subtracted from the whole steps.
  * @param {Unpacked} unpacked
- * @returns {Unpacked | null} null where there is none to take off
+ * @returns {Unpacked | null} null if there is none to subtract
  */
 function withoutProfiler({ meta, columns }) {
   const place = meta.phases.findIndex((/** @type {[string, string]} */ [key]) => key === "profiler");
   const [duration, profiler] = [columns.get("duration"), columns.get(`phase_${place}`)];
   if (!duration || !profiler?.some((time) => time > 0)) return null;
   const net = duration.map((time, step) => time - Math.max(profiler[step], 0));
-  const nothing = profiler.map((time) => Math.min(time, 0)); // what was not measured stays so
+  const nothing = profiler.map((time) => Math.min(time, 0)); // missing values stay missing
   return { meta, columns: new Map([...columns, ["duration", net], [`phase_${place}`, nothing]]) };
 }

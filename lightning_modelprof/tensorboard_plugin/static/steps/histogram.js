@@ -1,4 +1,4 @@
-// How the times of a range's clean steps are distributed, drawn as the charts that come from Python.
+// Distribution of a range's clean step times, drawn like the charts from Python.
 
 import { durationLabels, formatBegin, formatCount, formatDuration, tickLabels } from "../format.js";
 import { followPoints } from "../html/chart.js";
@@ -14,7 +14,7 @@ export function histogramChart({ sorted, p50, p90, p99 }, { step, steps }) {
   if (!bars) return figure;
   const { low, width, counts, beyond } = bars;
   if (beyond) note.append(` ${formatCount(beyond)} slower ${beyond === 1 ? step : steps} past the right edge.`);
-  const [length, top] = [counts.length, 1.25 * Math.max(...counts)]; // above the bars stand the percentiles
+  const [length, top] = [counts.length, 1.25 * Math.max(...counts)]; // the percentiles are above the bars
   const x = (/** @type {number} */ time) => (100 * (time - low)) / (width * length);
   const y = (/** @type {number} */ count) => (100 * count) / top;
   const [times, heights] = [ticks(low, low + width * length, 6), ticks(0, top, 5)];
@@ -26,7 +26,7 @@ export function histogramChart({ sorted, p50, p90, p99 }, { step, steps }) {
     return `<div class="steps-mark" style="left: ${at}%">${text}</div>`;
   });
   const plot = make("div", { class: "plot" });
-  // Numbers alone, so nothing in it needs to be escaped.
+  // Only numbers, so nothing needs escaping.
   plot.innerHTML = `
     <div class="ys" aria-hidden="true">${heightTexts.map((text, n) => `<span style="bottom: ${y(heights[n])}%">${text}</span>`).join("")}</div>
     <div class="field" tabindex="0" role="img" aria-label="Histogram. Arrow keys show the values of each bar below.">

@@ -1,15 +1,15 @@
-// The legend of the stacked chart: values under the cursor, and buttons that show and hide layers.
+// The legend of the stacked chart: values at the cursor, and buttons that show and hide layers.
 
 import { make } from "../dom.js";
 import { formatDuration } from "../format.js";
 
 /** @typedef {import("./data.js").Layer} Layer */
 
-/** Buttons for layers; a click shows or hides one, with Alt or Shift it stays alone. */
+/** Buttons for layers; a click shows or hides one, with Alt or Shift it shows only that one. */
 export class Legend {
   /**
    * @param {Layer[]} layers
-   * @param {Iterable<string>} hidden keys of those that are not shown at first
+   * @param {Iterable<string>} hidden keys of those hidden at first
    * @param {() => void} onChange
    */
   constructor(layers, hidden, onChange) {
@@ -19,7 +19,7 @@ export class Legend {
     this.hidden = new Set(Array.from(hidden).filter((key) => known.has(key)));
     this.values = layers.map(() => make("b"));
     this.buttons = layers.map((layer, place) => this.button(layer, this.values[place]));
-    // The chart has the first layer at the bottom; so has the legend, read from right to left, its last.
+    // The first layer is at the bottom of the chart, so the legend starts with the last one.
     this.element = make("ul", { class: "legend" }, ...this.buttons.map((one) => make("li", {}, one)).reverse());
     this.mark();
   }
@@ -41,7 +41,7 @@ export class Legend {
   }
 
   /**
-   * This layer and no other; all, if it is alone already.
+   * Show only this layer, or all if it's already the only one.
    * @param {string} key
    */
   showAlone(key) {
@@ -57,7 +57,7 @@ export class Legend {
   }
 
   /**
-   * Positions of the layers that are shown.
+   * Indices of the visible layers.
    * @returns {number[]}
    */
   shown() {

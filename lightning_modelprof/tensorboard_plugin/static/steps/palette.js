@@ -1,4 +1,4 @@
-// The colours of the charts.
+// The charts' colors.
 
 import { pageColors } from "../page_colors.js";
 
@@ -8,14 +8,14 @@ import { pageColors } from "../page_colors.js";
  * @property {string} line
  * @property {string} text
  * @property {string} dim
- * @property {string} single of what stands alone
+ * @property {string} single of curves without layers
  * @property {string[]} layers of the layers
  */
 
 /**
- * Read the colours that an element has in the theme of this moment.
+ * Read an element's colors in the current theme.
  * @param {HTMLElement} element
- * @param {string[]} names of the colours of layers
+ * @param {string[]} names of the layers' colors
  * @returns {Palette}
  */
 export function readPalette(element, names) {

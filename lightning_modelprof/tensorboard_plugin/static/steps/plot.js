@@ -1,4 +1,4 @@
-// One chart of uPlot: its axes, its cursor, and a range chosen by dragging.
+// One uPlot chart: its axes, its cursor, and a range selected by dragging.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
 
@@ -13,7 +13,7 @@ import uPlot from "../vendor/uplot/uPlot.esm.js";
  * @property {(values: number[]) => string[]} yLabels
  * @property {(plot: Plot) => void} [before] draws what is behind the curves
  * @property {(point: number | null, plot: Plot) => void} onCursor
- * @property {(from: number, to: number) => void} onSelect a range of x that was dragged
+ * @property {(from: number, to: number) => void} onSelect a dragged range of x
  * @property {() => void} onReset a double click
  */
 
@@ -21,7 +21,7 @@ const AXIS_WIDTH = 62;
 const RIGHT = 12;
 const LEAST_DRAG = 4; // pixels; less is a click
 
-/** A chart whose scales are what it is told, with a cursor that can be set from outside. */
+/** A chart with given scales and a cursor that can be set from outside. */
 export class Plot {
   /**
    * @param {HTMLElement} host
@@ -97,7 +97,7 @@ export class Plot {
     };
   }
 
-  /** The point under the cursor. */
+  /** The point at the cursor. */
   point() {
     const { left, idx } = this.chart.cursor;
     return left === undefined || left < 0 ? null : (idx ?? null);
@@ -128,20 +128,20 @@ export class Plot {
     if (width && width !== this.chart.width) this.chart.setSize({ width, height: this.options.height });
   }
 
-  /** Draw anew, in other colours. */
+  /** Draw again, in other colors. */
   repaint() {
     this.chart.redraw(true, true);
   }
 
-  /** Width of what is inside the axes, in CSS pixels. */
+  /** Width of the plotting area, in CSS pixels. */
   get innerWidth() {
     return this.chart.width - AXIS_WIDTH - RIGHT;
   }
 
   /**
-   * Move the cursor to a place on the x axis, or take it away.
+   * Move the cursor to a place on the x axis, or hide it.
    * @param {number | null} x
-   * @param {boolean} [isQuiet] whether nobody is told
+   * @param {boolean} [isQuiet] whether to skip onCursor
    */
   setCursor(x, isQuiet = false) {
     const left = x === null ? -10 : this.chart.valToPos(x, "x");

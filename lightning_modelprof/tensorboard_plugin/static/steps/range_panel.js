@@ -1,4 +1,4 @@
-// What is said of the steps of a range: figures, histogram and causes of one that was dragged, and its slowest steps.
+// Details of a range's steps: figures, histogram and causes of a dragged range, and its slowest steps.
 
 import { formatCount, formatDuration, formatRate, formatRatio } from "../format.js";
 import { make } from "../dom.js";
@@ -13,7 +13,7 @@ import { causesTable, slowestTable } from "./tables.js";
 const MOST_ROWS = 20;
 const FEW = 10;
 
-/** Everything below the charts of a run. */
+/** Everything below a run's charts. */
 export class RangePanel {
   /**
    * @param {Steps} steps
@@ -37,12 +37,12 @@ export class RangePanel {
   /**
    * @param {number} first
    * @param {number} last inclusive
-   * @param {boolean} onlyClean whether the slowest steps are clean ones
+   * @param {boolean} onlyClean whether the slowest steps must be clean
    */
   draw(first, last, onlyClean) {
     const figures = rangeFigures(this.steps, first, last);
     for (const part of [this.figures, this.about, this.pair]) part.replaceChildren();
-    if (figures.steps !== this.steps.count) { // those of the whole run come from Python
+    if (figures.steps !== this.steps.count) { // Python provides those of the whole run
       this.drawFigures(figures);
       this.pair.append(histogramChart(figures, this.words), this.causes(figures, first, last));
     }

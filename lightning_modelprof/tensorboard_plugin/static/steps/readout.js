@@ -1,4 +1,4 @@
-// What is said of the point under the cursor.
+// Details of the point at the cursor.
 
 import { make } from "../dom.js";
 import { formatCount, formatDuration, formatRate } from "../format.js";
@@ -7,7 +7,7 @@ import { formatCount, formatDuration, formatRate } from "../format.js";
 /** @typedef {import("./bins.js").Points} Points */
 
 /** @typedef {{step: string, steps: string, samples: string}} Words of the loop */
-/** @typedef {(step: number) => object | null} Goto from the number of a step to where its trace is, if it has one */
+/** @typedef {(step: number) => object | null} Goto from a step's number to where its trace is, if it has one */
 
 /**
  * @param {object} trace where it is
@@ -19,7 +19,7 @@ export function traceLink(trace, step) {
 }
 
 /**
- * What can be done with the point that was picked: with its step, or the slowest of its steps.
+ * Links and buttons for the selected point: for its step, or the slowest of its steps.
  * @param {Steps} steps
  * @param {Points} points
  * @param {number} point
@@ -92,7 +92,7 @@ function rateOf(steps, rate, words) {
 }
 
 /**
- * How many steps were left out, by reason.
+ * How many steps were excluded, by reason.
  * @param {Steps} steps
  * @param {number} first
  * @param {number} last inclusive

@@ -1,4 +1,4 @@
-// The stacked chart: bars of the layers, pale where steps were left out of the benchmark.
+// The stacked chart: bars of the layers, pale for steps that the benchmark excludes.
 
 /** @typedef {import("./bins.js").Points} Points */
 /** @typedef {import("./plot.js").Plot} Plot */
@@ -6,20 +6,20 @@
 /**
  * @typedef {Object} Stack
  * @property {Points} points
- * @property {Float64Array} center place of each point on the x axis
- * @property {Float64Array[]} layers those that are shown, the lowest first
- * @property {string[]} colors of them
- * @property {string} page colour of the background
- * @property {string} shade colour of the shading
+ * @property {Float64Array} center each point's place on the x axis
+ * @property {Float64Array[]} layers visible ones, lowest first
+ * @property {string[]} colors of the layers
+ * @property {string} page background color
+ * @property {string} shade color of the shading
  */
 
-const WIDE = 6; // pixels from which on bars have a gap between them
+const WIDE = 6; // pixels; wider bars have a gap between them
 const GAP = 0.12;
 const SHADE = 0.16;
 const FADE = 0.5;
 
 /**
- * Heights of all shown layers together.
+ * Total heights of all visible layers.
  * @param {Points} points
  * @param {Float64Array[]} layers
  */
@@ -65,25 +65,25 @@ export function paintStack({ chart }, { points, center, layers, colors, page, sh
 }
 
 /**
- * Cover points by how many of their steps were left out.
+ * Cover points by the share of their steps that was excluded.
  * @param {CanvasRenderingContext2D} ctx
  * @param {Points} points
  * @param {Float64Array} edges
  * @param {number} top
  * @param {number} bottom
- * @param {number} alpha where all were left out
+ * @param {number} alpha if all were excluded
  */
 function shadeLeftOut(ctx, { leftOut }, edges, top, bottom, alpha) {
   for (let point = 0; point < leftOut.length; point += 1) {
     if (!leftOut[point]) continue;
-    // One left-out step of very many must still be seen.
+    // One excluded step among many must still be visible.
     ctx.globalAlpha = alpha * (0.4 + 0.6 * leftOut[point]);
     ctx.fillRect(edges[point], top, Math.max(1, edges[point + 1] - edges[point]), bottom - top);
   }
 }
 
 /**
- * Where points begin, and at last where the last one ends, in pixels of the canvas.
+ * Where points start, and where the last one ends, in canvas pixels.
  * @param {uPlot} chart
  * @param {Points} points
  * @param {Float64Array} center

@@ -1,12 +1,12 @@
-// Figures of a range of steps that the reader dragged, as docs/report.md defines them for the Perf Summary: what is of
-// clean steps is without the time of the phase Profiler. Those of the whole run come from Python.
+// Figures of a dragged range of steps, as docs/report.md defines them for the Perf Summary: figures of clean steps
+// exclude the time of the phase Profiler. Python provides those of the whole run.
 
 /** @typedef {import("./data.js").Steps} Steps */
 
 /**
- * @typedef {Object} Figures of the clean steps of a range; null is not known
+ * @typedef {Object} Figures of a range's clean steps; null if unknown
  * @property {number} steps all steps of the range
- * @property {number} clean clean ones, which all below is of
+ * @property {number} clean clean ones, which everything below is over
  * @property {Float64Array} sorted their times in ns, ascending
  * @property {number | null} mean
  * @property {number | null} p50
@@ -54,7 +54,7 @@ export function rangeFigures(steps, first, last) {
     clean += 1;
     if (samples[step] < 0) hasSamples = false;
     else amount += samples[step];
-    if (!reader) continue; // it took no time in any step
+    if (!reader) continue; // took no time in any step
     if (reader[step] < 0) hasReader = false;
     else waited += reader[step];
   }
@@ -74,12 +74,12 @@ export function rangeFigures(steps, first, last) {
 }
 
 /**
- * The slowest steps, the slowest first; of equal ones the earlier.
+ * The slowest steps, slowest first; for equal times, the earlier one.
  * @param {Steps} steps
  * @param {number} first
  * @param {number} last inclusive
  * @param {number} most
- * @param {boolean} onlyClean whether only clean steps count, by their times without the phase Profiler
+ * @param {boolean} onlyClean whether only clean steps count, with their times without the phase Profiler
  * @returns {number[]}
  */
 export function slowestSteps(steps, first, last, most, onlyClean) {
@@ -99,12 +99,12 @@ export function slowestSteps(steps, first, last, most, onlyClean) {
 /** @typedef {{label: string, slow: number | null, others: number | null, more: number | null}} Cause means in ns */
 
 /**
- * Each phase of clean steps above a time, compared with that of the other clean ones.
+ * Each phase of clean steps above a time limit, compared with the other clean ones.
  * @param {Steps} steps
  * @param {number} first
  * @param {number} last inclusive
- * @param {number} limit slow is above this, in ns
- * @returns {{slow: number, others: number, step: Cause, phases: Cause[]} | null} null when no step is slower
+ * @param {number} limit slow steps are above it, in ns
+ * @returns {{slow: number, others: number, step: Cause, phases: Cause[]} | null} null if no step is slower
  */
 export function causesOfSlowness({ net }, first, last, limit) {
   /** @type {[number[], number[]]} */
@@ -128,8 +128,8 @@ export function causesOfSlowness({ net }, first, last, limit) {
 const MOST_BARS = 60;
 
 /**
- * Bars as wide as the narrower of Freedman-Diaconis and Sturges; where the slowest step took more than twice the 99th
- * percentile they end there, and `beyond` counts the steps above.
+ * Bars as wide as the narrower of Freedman-Diaconis and Sturges. If the slowest step took more than twice the 99th
+ * percentile, they end there, and `beyond` counts the steps above.
  * @param {Float64Array} sorted times in ns, ascending
  */
 export function histogram(sorted) {

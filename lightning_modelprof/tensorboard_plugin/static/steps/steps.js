@@ -1,4 +1,4 @@
-// The view Steps: every step of a run, to zoom into.
+// The view Steps: all steps of a run, with zoom.
 
 import { StepCharts } from "./charts.js";
 import { Steps } from "./data.js";
@@ -12,31 +12,31 @@ import { Zoom } from "./zoom.js";
 /** @typedef {import("./readout.js").Words} Words */
 
 /**
- * @typedef {Object} State what a link to this view holds
+ * @typedef {Object} State state in a link to this view
  * @property {[number, number] | null} range numbers of the first and last step; null for all
  * @property {boolean} clean whether only clean steps are shown
- * @property {string[]} hidden keys of the layers that are not shown
+ * @property {string[]} hidden keys of the hidden layers
  */
 
 /**
  * @typedef {Object} Options
  * @property {(state: State) => void} [onChange]
- * @property {Partial<State>} [initial] what a link says
- * @property {Words} [words] what a step and its samples are called; an evaluation loop has batches
+ * @property {Partial<State>} [initial] from a link
+ * @property {Words} [words] for a step and its samples; an evaluation loop has batches
  * @property {import("./readout.js").Goto} [goto]
  */
 
-const AROUND = 15; // steps shown on either side of one that was clicked
-const PAUSE = 80; // ms without a change after which the figures are worked out anew
+const AROUND = 15; // steps shown on both sides of a clicked one
+const PAUSE = 80; // ms without a change before the figures are updated
 
 const PICK = "Click a bar to see the step and open its trace.";
 
 const KEYS = "Arrow keys move the cursor; Shift+arrow keys pan; + and - zoom; Enter selects a bar; Escape shows all.";
 
 /**
- * Show the steps of a run.
+ * Show a run's steps.
  * @param {HTMLElement} container
- * @param {import("../columns.js").Unpacked} unpacked what show/tensorboard/profile_blob.py packed
+ * @param {import("../columns.js").Unpacked} unpacked as packed by show/tensorboard/profile_blob.py
  * @param {Options} [options]
  * @returns {{destroy: () => void, state: () => State}}
  */
@@ -54,7 +54,7 @@ export function mountSteps(container, unpacked, options = {}) {
 }
 
 /**
- * The state of a link, which anybody may have mistyped.
+ * The state from a link, which may be mistyped.
  * @param {any} initial
  * @returns {State}
  */
@@ -157,7 +157,7 @@ class StepsView {
   listen() {
     this.clean.addEventListener("change", () => this.changed());
     this.all.addEventListener("click", () => {
-      const isFocused = this.all === document.activeElement; // until it can no longer be pressed
+      const isFocused = this.all === document.activeElement; // until it's disabled
       this.reset();
       if (isFocused) this.field?.focus({ preventScroll: true });
     });
@@ -201,7 +201,7 @@ class StepsView {
     return key === "Escape" ? () => this.reset() : null;
   }
 
-  /** The step that keeps its place when the range grows or shrinks. */
+  /** The step that stays in place when the range grows or shrinks. */
   center() {
     const { points } = this.charts;
     if (this.cursor === null) return (this.zoom.first + this.zoom.last) / 2;
@@ -226,9 +226,9 @@ class StepsView {
   }
 
   /**
-   * Say what can be done with a bar; that stays when the pointer goes there.
+   * Show what can be done with a bar; it stays while the pointer goes there.
    * @param {number | null} point
-   * @returns {HTMLElement | null} the first thing to press
+   * @returns {HTMLElement | null} the first control
    */
   pick(point) {
     if (point === null) return null;
@@ -246,7 +246,7 @@ class StepsView {
     this.zoom.set(step - AROUND, step + AROUND);
     this.changed();
     const point = Math.floor((step - this.zoom.first) / this.charts.points.size);
-    queueMicrotask(() => this.charts.setCursor(point)); // uPlot sets its scales in a microtask of its own
+    queueMicrotask(() => this.charts.setCursor(point)); // uPlot sets its scales in its own microtask
     this.field?.focus({ preventScroll: true });
     this.root.scrollIntoView({ block: "start" });
   }
@@ -283,7 +283,7 @@ class StepsView {
     this.onChange?.(this.state());
   }
 
-  /** Draw the charts now, and work out the figures when nothing changed for a moment. */
+  /** Draw the charts now, and update the figures after a moment without changes. */
   draw() {
     const { zoom, steps } = this;
     this.charts.draw(zoom, this.legend.shown(), this.clean.checked);

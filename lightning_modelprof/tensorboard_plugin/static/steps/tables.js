@@ -1,4 +1,4 @@
-// The tables of a range: its slowest steps, and what slow steps spend their time on.
+// Tables of a range: its slowest steps, and where slow steps spend their time.
 
 import { DASH, formatDuration, formatRate, formatRatio } from "../format.js";
 import { make } from "../dom.js";
@@ -8,8 +8,8 @@ import { traceLink } from "./readout.js";
 /** @typedef {import("./readout.js").Words} Words */
 
 /**
- * @param {string[]} names of the columns; the first heads the rows
- * @param {string[]} textColumns names of those that hold no numbers
+ * @param {string[]} names column names; the first is the heading of the rows' names
+ * @param {string[]} textColumns names of columns without numbers
  * @param {Node[]} rows
  */
 function table(names, textColumns, rows) {
@@ -31,7 +31,7 @@ function numberCell(text) {
  * The slowest steps with their phases.
  * @param {Steps} steps
  * @param {number[]} slowest
- * @param {number | null} median time of a clean step of the range, in ns
+ * @param {number | null} median time of a clean step in the range, in ns
  * @param {Words} words
  * @param {(step: number) => void} onChoose
  * @param {import("./readout.js").Goto} goto
@@ -39,7 +39,7 @@ function numberCell(text) {
 export function slowestTable(steps, slowest, median, words, onChoose, goto) {
   const totals = steps.phases.map((_, phase) => slowest.reduce((sum, step) => sum + (steps.time(phase, step) ?? 0), 0));
   const shown = totals.map((_, phase) => phase).filter((phase) => totals[phase]);
-  shown.sort((a, b) => totals[b] - totals[a]); // what made them slow stands first
+  shown.sort((a, b) => totals[b] - totals[a]); // the cause of their slowness is first
   const traces = slowest.map((step) => goto(steps.number[step]));
   const hasTraces = traces.some((trace) => trace);
   const rows = slowest.map((step, place) => {

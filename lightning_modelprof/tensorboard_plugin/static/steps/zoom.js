@@ -1,4 +1,4 @@
-// The range of steps that is looked at.
+// The visible range of steps.
 
 const LEAST = 1;
 
@@ -24,7 +24,7 @@ export class Zoom {
   }
 
   /**
-   * Look at these steps; a range that sticks out is moved inside.
+   * Show these steps; a range that sticks out is moved inside.
    * @param {number} first
    * @param {number} last
    */
@@ -35,7 +35,7 @@ export class Zoom {
   }
 
   /**
-   * Look at `factor` times as many steps; `center` keeps its place.
+   * Show `factor` times as many steps; `center` stays in place.
    * @param {number} factor
    * @param {number} center
    */

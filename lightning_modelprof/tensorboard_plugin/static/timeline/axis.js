@@ -1,9 +1,9 @@
-// Where the time axis has its marks, and what they say.
+// The marks of the time axis, and their labels.
 
 import { durationUnit, formatTick } from "../format.js";
 import { niceStep } from "../nice_step.js";
 
-const ROOM = 95; // pixels from mark to mark
+const ROOM = 95; // pixels between marks
 const MOST_DIGITS = 5;
 
 /** @typedef {{base: string, marks: {time: number, label: string}[]}} Axis `base`: what the marks count from, or "" */
@@ -15,7 +15,7 @@ const MOST_DIGITS = 5;
 export function axisOf({ begin, end, first, perPixel }) {
   const step = niceStep(ROOM * perPixel);
   const [scale, unit] = durationUnit(step);
-  // Far from the trace's begin the digits of all marks would be the same but the last ones.
+  // Far from the trace's start, all marks would share all but their last digits.
   const isLong = (end - first) / scale >= 10 ** MOST_DIGITS;
   const block = scale * 1000;
   const base = isLong ? Math.floor((begin - first) / block) * block : 0;

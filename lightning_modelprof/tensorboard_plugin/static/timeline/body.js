@@ -1,4 +1,4 @@
-// Draws the lanes: rows of slices, counters, what is selected.
+// Draws the lanes: rows of slices, counters, the selection.
 
 import { LEAST_WIDTH, FONT, SliceNames } from "./slice_names.js";
 import { counterHeights, drawFound, drawRow } from "./raster.js";
@@ -56,7 +56,7 @@ export class Body {
   }
 
   /**
-   * One line of pixels of what is behind everything: every other step has a tint.
+   * One line of pixels of the background: every other step has a tint.
    * @param {import("./raster.js").Scale} scale
    */
   ground(scale) {
@@ -72,9 +72,9 @@ export class Body {
 
   /**
    * @param {import("./raster.js").Scale} scale
-   * @param {number} ratio device pixels by CSS pixel
+   * @param {number} ratio device pixels per CSS pixel
    * @param {Uint32Array} ground
-   * @returns {Label[]} of each slice that has room for a name
+   * @returns {Label[]} of slices with room for a name
    */
   rows(scale, ratio, ground) {
     const { slices, layout, palette, found } = this.view;
@@ -120,10 +120,10 @@ export class Body {
     const zero = Math.round((item.y + COUNTER_PAD - scrollTop) * ratio + counter.most * perValue);
     const thick = Math.max(1, Math.round(1.5 * ratio));
     for (let x = 0; x < width; x += 1) {
-      if (!heights[x]) continue; // 0 or not known
+      if (!heights[x]) continue; // 0 or unknown
       const at = zero - Math.round(heights[x] * perValue);
       this.fill(x, Math.min(at, zero), Math.max(at, zero), palette.counterArea);
-      const top = heights[x] > 0 ? Math.min(at, zero - thick) : at; // the smallest is seen, too
+      const top = heights[x] > 0 ? Math.min(at, zero - thick) : at; // so that the smallest is visible, too
       this.fill(x, top, top + thick, palette.counterLine);
     }
   }
@@ -159,7 +159,7 @@ export class Body {
     context.textBaseline = "middle";
     context.textAlign = "left";
     for (const color of ["#000", "#fff"]) {
-      context.fillStyle = color; // set twice and not for each name, which would take longer
+      context.fillStyle = color; // set twice instead of once per name, which would be slower
       for (const label of labels) {
         if (view.palette.texts[label.color] !== color) continue;
         this.names.draw(context, label.name, label.x / ratio, label.stop / ratio, label.y + SLICE / 2 + 0.5);
@@ -180,7 +180,7 @@ export class Body {
     context.fillRect(to - 0.5, view.scrollTop, 1, view.height);
   }
 
-  /** An outline, and arrows from what launched it and to what it launches; from the end of a batch to that of its fetch. */
+  /** An outline, and arrows from its launch and to what it launches; from a batch's end to its fetch's end. */
   selection() {
     const { slices, at: selected, palette } = this.view;
     if (selected < 0) return;

@@ -1,14 +1,14 @@
-// Colours of slices: the category's, in a shade that the name decides. Idle time is paler, without shades; the critical
-// path, whose slices are parts of others, is darker than these.
+// Slice colors: the category's, in a shade that depends on the name. Idle time is paler, without shades; the critical
+// path, whose slices are parts of others, is darker.
 
 import { NAMELESS, meaningOf, pageColors } from "../page_colors.js";
 
 const PLAIN = ["page", "raised", "line", "text", "dim", "link", "bar"];
 const SHADES = [-0.18, 0.18, 0, 0.34, -0.3, 0.1, 0.26, -0.09]; // towards black or white
 const PURE = SHADES.indexOf(0);
-const IDLE = 0.55; // of the colour of idle time, which is paler than work of that meaning
-const PATH = 0.7; // of the colour on the critical path, the rest is black
-const LEVELS = 16; // of paleness, by how much of a pixel is busy
+const IDLE = 0.55; // share of the color in idle time, which is paler than work of that meaning
+const PATH = 0.7; // share of the color on the critical path, the rest is black
+const LEVELS = 16; // of paleness, by the busy share of a pixel
 const PALEST = 0.3;
 const DIMMED = 0.16;
 const COUNTER = "c1"; // of curves
@@ -30,8 +30,8 @@ export class Palette {
     this.variables = variablesOf(categories); // of the page, without dashes
     this.page = this.raised = this.counterLine = this.counterArea = 0;
     this.pixels = new Uint32Array(categories.length * SHADES.length * LEVELS);
-    this.dimmed = new Uint32Array(this.pixels.length); // what was not searched for
-    /** @type {string[]} by colour: black or white */
+    this.dimmed = new Uint32Array(this.pixels.length); // for slices that don't match the search
+    /** @type {string[]} by color: black or white */
     this.texts = [];
     /** @type {Record<string, string>} */
     this.css = {};
@@ -39,7 +39,7 @@ export class Palette {
   }
 
   /**
-   * Take the colours of the page as they are now.
+   * Read the page's current colors.
    * @param {HTMLElement} element
    */
   read(element) {
@@ -70,7 +70,7 @@ export class Palette {
   }
 
   /**
-   * The colour of a category, in CSS.
+   * A category's color, in CSS.
    * @param {number} category
    */
   swatchOf(category) {
@@ -80,7 +80,7 @@ export class Palette {
   }
 
   /**
-   * The colour of a slice, as a number of this palette.
+   * A slice's color, as an index into this palette.
    * @param {number} category
    * @param {number} name
    */
@@ -89,7 +89,7 @@ export class Palette {
   }
 
   /**
-   * Where in `pixels` a colour stands that fills such a share of a pixel.
+   * Index in `pixels` of a color that fills a share of a pixel.
    * @param {number} color
    * @param {number} share 0 to 1
    */
@@ -99,7 +99,7 @@ export class Palette {
 }
 
 /**
- * The colours that their meanings have in all views; what has none gets the next of those without a meaning.
+ * The colors that their meanings have in all views; the others get the next one without a meaning.
  * @param {string[]} categories
  */
 function variablesOf(categories) {
@@ -120,7 +120,7 @@ function hash(name) {
 }
 
 /**
- * @param {string} color as browsers write computed colours
+ * @param {string} color in the browser's computed form
  * @returns {Rgb}
  */
 function numbers(color) {
@@ -132,7 +132,7 @@ function numbers(color) {
 /**
  * @param {Rgb} color
  * @param {Rgb} other
- * @param {number} share of the other
+ * @param {number} share of the other color
  * @returns {Rgb}
  */
 function mixed(color, other, share) {
@@ -146,7 +146,7 @@ function text([red, green, blue]) {
 }
 
 /**
- * As ImageData holds it on a little-endian machine, which all that run browsers are.
+ * As ImageData stores it on little-endian machines, which all machines with browsers are.
  * @param {Rgb} color
  */
 function packed([red, green, blue]) {

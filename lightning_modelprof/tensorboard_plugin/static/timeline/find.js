@@ -1,4 +1,4 @@
-// What a link wants to have found: slices by exact name, by category or both, or a step.
+// What a link points at: slices by exact name, category or both, or a step.
 
 import { formatCount } from "../format.js";
 import { showFound } from "./toolbar.js";
@@ -6,7 +6,7 @@ import { showFound } from "./toolbar.js";
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 /** @typedef {{name?: string, kind?: string, step?: number, rank?: number}} Find */
 
-const MARGIN = 1; // durations of the slice that are shown before and after it
+const MARGIN = 1; // durations of the slice to show before and after it
 
 /**
  * @param {any} find from a link
@@ -23,7 +23,7 @@ export function checkedFind(find) {
 }
 
 /**
- * What is looked for, in words.
+ * What a link points at, in words.
  * @param {Find} find
  */
 export function labelOf({ name, kind }) {
@@ -31,7 +31,7 @@ export function labelOf({ name, kind }) {
 }
 
 /**
- * Mark what a link wants to have found, select the longest of it and show it with some of what is around it.
+ * Mark what a link points at, select the longest slice of it, and show that with some context.
  * @param {TimelineView} view
  * @param {Find} find
  * @param {boolean} isNew whether to go there; a reader who comes back has moved on since
@@ -66,7 +66,7 @@ function showStep(view, number) {
 }
 
 /**
- * Show the categories of what is looked for that are hidden.
+ * Show the hidden categories that a link points at.
  * @param {TimelineView} view
  * @param {Find} find
  */
@@ -80,7 +80,7 @@ function reveal(view, { name, kind }) {
     const [of, category] = ["name", "category"].map((key) => /** @type {Float64Array} */ (unpacked.columns.get(key)));
     wanted = new Set();
     of.forEach((one, place) => one === number && wanted.add(categories[category[place]]));
-    if ([...wanted].some((one) => !hidden.has(one))) return; // some of it is shown
+    if ([...wanted].some((one) => !hidden.has(one))) return; // some of it is visible
   }
   const left = [...hidden].filter((one) => !wanted.has(one));
   if (left.length < hidden.size) view.hide(left);

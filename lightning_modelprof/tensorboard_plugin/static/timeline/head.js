@@ -1,4 +1,4 @@
-// Draws what stands above the lanes: the whole trace with the part in view, the time axis, the steps.
+// Draws what is above the lanes: the whole trace with the visible part, the time axis, the steps.
 
 import { FONT } from "./slice_names.js";
 import { axisOf } from "./axis.js";
@@ -21,7 +21,7 @@ export class Head {
     this.map = document.createElement("canvas");
   }
 
-  /** The whole trace, which only a new size or theme changes. */
+  /** The whole trace, which changes only with a new size or theme. */
   drawMap() {
     const { slices, palette, viewport } = this.view;
     const { width } = this.canvas;

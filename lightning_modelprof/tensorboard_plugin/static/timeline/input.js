@@ -1,4 +1,4 @@
-// Pointer and wheel.
+// Pointer and wheel input.
 
 import { AXIS, MAP } from "./head.js";
 import { listenToKeys } from "./keys.js";
@@ -72,7 +72,7 @@ function pressBody(view, event) {
   const [begin, end, top] = [view.viewport.begin, view.viewport.end, scroller.scrollTop];
   const { perPixel } = view.viewport;
   drag(canvas, event, (x, y) => {
-    const shift = Math.round(x) * perPixel; // whole pixels, so that nothing flickers
+    const shift = Math.round(x) * perPixel; // whole pixels, to avoid flicker
     view.viewport.show(begin - shift, end - shift);
     scroller.scrollTop = top - y;
     canvas.style.cursor = "grabbing";
@@ -107,7 +107,7 @@ function pressHead(view, event) {
 }
 
 /**
- * A drag selects a stretch of time. A click on a step zooms to it, any other drops the selected stretch.
+ * A drag selects a time range. A click on a step zooms to it; any other click clears the range.
  * @param {TimelineView} view
  * @param {HTMLElement} element
  * @param {PointerEvent} event

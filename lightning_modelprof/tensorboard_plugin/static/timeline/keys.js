@@ -1,4 +1,4 @@
-// The keyboard: everything that the pointer can do.
+// Keyboard input: everything that the pointer can do.
 
 import { make } from "../dom.js";
 import { firstFrom } from "../sorted.js";
@@ -6,7 +6,7 @@ import { firstFrom } from "../sorted.js";
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
 const ZOOM = 1.4;
-const PAN = 0.12; // of the width
+const PAN = 0.12; // share of the width
 
 const HELP = [
   ["W, S", "zoom in or out at the pointer (or Ctrl/⌘+wheel)"],
@@ -33,7 +33,7 @@ export function listenToKeys(view, signal) {
   const { canvas, help, root } = view.parts;
   root.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    // Beside the canvas arrows scroll and Enter presses a button; letters and digits are the timeline's everywhere.
+    // Outside the canvas, arrows scroll and Enter presses a button; letters and digits work everywhere.
     const target = /** @type {HTMLElement} */ (event.target);
     if (target !== canvas && (event.key.length > 1 || event.key === " " || target.closest("input, dialog"))) return;
     const act = actions(view)[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -54,7 +54,7 @@ function actions(view) {
   const { viewport, at: selected, slices, parts } = view;
   /** @type {[number, number]} */
   const time = selected >= 0 ? [slices.begin[selected], slices.end[selected]] : [viewport.begin, viewport.end];
-  const still = view.pointed ?? (selected >= 0 ? time[0] : (time[0] + time[1]) / 2); // stays where it is in a zoom
+  const still = view.pointed ?? (selected >= 0 ? time[0] : (time[0] + time[1]) / 2); // stays in place during a zoom
   const at = Math.min(viewport.width, Math.max(0, viewport.xOf(still)));
   /** @param {number} factor */
   const zoom = (factor) => {
@@ -89,7 +89,7 @@ function actions(view) {
 
 /**
  * @param {TimelineView} view
- * @param {number} index among the shown, -1 stays
+ * @param {number} index among visible slices; -1 stays
  */
 function move(view, index) {
   jump(view, view.shown.placeOf(index));
@@ -97,7 +97,7 @@ function move(view, index) {
 
 /**
  * @param {TimelineView} view
- * @param {number} place in the packed columns, -1 stays
+ * @param {number} place index in the packed columns; -1 stays
  */
 function jump(view, place) {
   if (place >= 0) view.jumpTo(place);
@@ -116,7 +116,7 @@ function beside(view, direction) {
 }
 
 /**
- * Where to begin: the first slice in view.
+ * Where to start: the first slice in view.
  * @param {TimelineView} view
  */
 function first({ layout, slices, viewport }) {

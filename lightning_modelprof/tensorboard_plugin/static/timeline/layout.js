@@ -1,7 +1,7 @@
-// Where everything stands from top to bottom, in CSS pixels: groups, their lanes with rows of slices, counters.
+// Vertical positions, in CSS pixels: groups, their lanes with rows of slices, counters.
 
 /** @typedef {import("./slices.js").Slices} Slices */
-/** @typedef {{kind: "group" | "lane" | "counter", label: string, group: string, place: number, key: string, y: number, height: number, isOpen: boolean, canOpen: boolean}} Item `place`: of the lane or counter; `key`: by which it is known to be folded */
+/** @typedef {{kind: "group" | "lane" | "counter", label: string, group: string, place: number, key: string, y: number, height: number, isOpen: boolean, canOpen: boolean}} Item `place`: index of the lane or counter; `key`: identifies it when folded */
 /** @typedef {{row: import("./slices.js").Row, y: number}} PlacedRow */
 
 export const ROW = 18;
@@ -13,7 +13,7 @@ const SPACE = 6;
 export class Layout {
   /**
    * @param {Slices} slices
-   * @param {Set<string>} folded keys of groups and lanes; it changes as the reader folds them
+   * @param {Set<string>} folded keys of groups and lanes; changes as the reader folds them
    */
   constructor(slices, folded) {
     this.slices = slices;
@@ -41,7 +41,7 @@ export class Layout {
     };
     for (const group of this.groups) {
       const own = this.slices.lanes.filter((lane) => lane.group === group);
-      const isAlone = own.length === 1 && own[0].label === group; // its label says all
+      const isAlone = own.length === 1 && own[0].label === group; // its label is enough
       const isOpen = isAlone || !this.folded.has(group);
       if (!isAlone) add("group", { key: group, label: group, group, place: -1, height: GROUP, isOpen, canOpen: true });
       if (!isOpen) continue;
@@ -71,7 +71,7 @@ export class Layout {
   }
 
   /**
-   * Open what hides a row.
+   * Open whatever hides a row.
    * @param {import("./slices.js").Row} row
    */
   reveal(row) {

@@ -1,15 +1,15 @@
-// What the colours mean, and which categories are shown: each is a button.
+// What the colors mean, and which categories are visible: each is a button.
 
 import { formatCount } from "../format.js";
 import { make } from "../dom.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
-/** Hidden until the reader wants them: there are more of them than of all others, and each is short. */
+/** Hidden until the reader shows them: they are more numerous than all others, and each is short. */
 const FOLDED = ["python function"];
 
 /**
- * What is hidden at first.
+ * Categories hidden at first.
  * @param {string[]} categories
  */
 export function hiddenAtFirst(categories) {
@@ -36,6 +36,6 @@ export function fillLegend(view) {
     const onclick = () => view.toggleKind(category);
     return make("li", {}, make("button", { ...attributes, onclick }, swatch, make("bdi", {}, category)));
   });
-  parts.legend.replaceChildren(...items.filter((_, place) => counts[place])); // of what the trace has
+  parts.legend.replaceChildren(...items.filter((_, place) => counts[place])); // only those in the trace
   if (focused >= 0) parts.legend.children[focused]?.querySelector("button")?.focus({ preventScroll: true });
 }

@@ -1,4 +1,4 @@
-// What is known of the selected slice.
+// Details of the selected slice.
 
 import { firstFrom } from "../sorted.js";
 import { keepFocus, make } from "../dom.js";
@@ -9,19 +9,19 @@ import { detailOf, framesOf, lineOf, lineWithStack } from "./stack.js";
 
 const HINT = "Click a slice for details.";
 const MOST_LINKS = 20;
-const FINER = 100; // neighbours may be that much shorter, and begin is still another text
+const FINER = 100; // adjacent slices may be this much shorter and still show different start times
 
-/** @type {Record<string, [string, string]>} category → the view whose tables have its names, and what a link to it says */
+/** @type {Record<string, [string, string]>} category → the view whose tables have its names, and its link's text */
 const TABLES = {
   kernel: ["kernels", "In Kernels"], memcpy: ["kernels", "In Kernels"], memset: ["kernels", "In Kernels"],
   "runtime call": ["kernels", "In Kernels"], "user range": ["operators", "In Operators"],
   operator: ["operators", "In Operators"], module: ["modules", "In Modules"],
 };
-/** What the lines of a detail of idle time begin with, and what they are called here. */
+/** How the lines of idle time's details start, and their labels here. */
 const OF_IDLE = [["idle: ", "Why"], ["meanwhile on ", "Meanwhile"]];
 
 /**
- * A keyboard focus in it goes to the canvas, where it is the selected slice's.
+ * A keyboard focus inside it moves to the canvas, where it's on the selected slice.
  * @param {TimelineView} view
  * @param {HTMLElement} place
  */
@@ -62,7 +62,7 @@ function selectedSlice(view) {
 /** @typedef {(label: string, ...values: (Node | string)[]) => void} Add */
 
 /**
- * Where it is, and how long it takes.
+ * Position and duration.
  * @param {TimelineView} view
  * @param {Add} add
  * @param {boolean} isIdle
@@ -74,12 +74,12 @@ function addTimes({ all, selected }, add, isIdle) {
   add("Start", formatBegin(all.begin[selected] - all.traceBegin, all.duration[selected] / FINER));
   add("Duration", formatDuration(all.duration[selected]));
   if (!isIdle) add("Self time", formatDuration(all.selfTime(selected)));
-  // Of a batch the step that used it is in its detail, which is hardly ever the one in which it was begun.
+  // A batch's detail has the step that used it, which is hardly ever the one in which it was started.
   if (!all.isBatch[all.category[selected]]) add("Step", step ? String(step.number) : "outside steps");
 }
 
 /**
- * Why a device was idle, what the host did meanwhile, and what ended it.
+ * Why a device was idle, what the CPU did, and what ended it.
  * @param {TimelineView} view
  * @param {string[]} lines
  * @param {string[]} frames
@@ -98,7 +98,7 @@ function addIdle(view, lines, frames, add) {
 }
 
 /**
- * The work that the device begins when it ceases to be idle; of several the one that was launched first.
+ * The work that ends a device's idle time; if there are multiple, the one launched first.
  * @param {import("./slices.js").Slices} slices
  * @param {number} idle
  */
@@ -145,7 +145,7 @@ function addLaunches(view, add) {
 }
 
 /**
- * A link to the row of a slice in the tables, which the dashboard follows.
+ * A link to a slice's row in the tables, which the dashboard follows.
  * @param {TimelineView} view
  */
 function tableOf({ all, selected }) {
@@ -168,7 +168,7 @@ function link(view, index) {
 }
 
 /**
- * The words for somebody who listens.
+ * The description for screen readers.
  * @param {TimelineView} view
  */
 export function spoken({ all, selected }) {

@@ -1,10 +1,10 @@
-// The elements of the view, empty.
+// The view's elements, empty.
 
 import { make } from "../dom.js";
 
 /** @typedef {ReturnType<typeof makeParts>} Parts */
 
-/** Makes all of them. */
+/** Builds all of them. */
 export function makeParts() {
   const search = make("input", {
     type: "search", placeholder: "Search slices", "aria-label": "Search slices by name", spellcheck: "false",
@@ -46,7 +46,7 @@ export function makeParts() {
 }
 
 /**
- * The labels at the left, each a button where there is something to open or close.
+ * The labels at the left; those that open or close something are buttons.
  * @param {Parts} parts
  * @param {import("./layout.js").Layout} layout
  * @param {(item: import("./layout.js").Item) => void} onToggle

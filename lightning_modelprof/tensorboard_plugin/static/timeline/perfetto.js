@@ -1,5 +1,5 @@
-// Hands a trace to Perfetto's page in a new tab, in the way that page documents. The trace goes from tab to tab in
-// this browser; nothing is asked of that host unless a reader presses the button.
+// Opens a trace on Perfetto's page in a new tab, in the way that page documents. The trace goes from tab to tab in
+// this browser; nothing is requested from that host unless a reader presses the button.
 
 const ORIGIN = "https://ui.perfetto.dev";
 const EVERY_MS = 100;
@@ -67,5 +67,5 @@ export function saveFile(blob, name) {
   link.href = URL.createObjectURL(blob);
   link.download = name;
   link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the browser may still be asking where to
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // the browser may still be asking where to save it
 }

@@ -1,4 +1,4 @@
-// Which of some neighbouring numbers is the largest, without looking at all of them.
+// Finds the largest of adjacent numbers without reading all of them.
 
 const FANOUT = 16;
 
@@ -6,7 +6,7 @@ export class RangeMax {
   /** @param {ArrayLike<number>} values */
   constructor(values) {
     this.values = values;
-    /** @type {Int32Array[]} each: where the largest of every FANOUT of the level below stands */
+    /** @type {Int32Array[]} each: index of the largest among every FANOUT of the level below */
     this.levels = [];
     let count = values.length;
     while (count > FANOUT) {
@@ -27,7 +27,7 @@ export class RangeMax {
   }
 
   /**
-   * Where the largest value of [from, to) stands; -1 when the range is empty.
+   * Index of the largest value in [from, to); -1 if the range is empty.
    * @param {number} from
    * @param {number} to
    */
@@ -39,7 +39,7 @@ export class RangeMax {
       const below = level < 0 ? null : levels[level];
       const isTop = level + 1 === levels.length;
       const isShort = to - from < 2 * FANOUT;
-      // What does not fill a block is looked at here, the full blocks one level up.
+      // Incomplete blocks are searched here, the full ones one level up.
       const stop = isTop || isShort ? to : Math.ceil(from / FANOUT) * FANOUT;
       for (; from < stop; from += 1) {
         const index = below ? below[from] : from;

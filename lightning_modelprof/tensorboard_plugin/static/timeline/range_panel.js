@@ -1,4 +1,4 @@
-// What is in the selected stretch of time: first how busy the devices are, then what runs.
+// Contents of the selected time range: first how busy the devices are, then what runs.
 
 import { keepFocus, make } from "../dom.js";
 import { formatBegin, formatCount, formatDuration, formatRatio } from "../format.js";
@@ -7,14 +7,14 @@ import { deviceTimes, rangeSums } from "./range_sums.js";
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
 
 const MOST_ROWS = 30;
-const FINER = 100; // neighbours may be that much shorter, and begin is still another text
+const FINER = 100; // adjacent slices may be this much shorter and still show different start times
 const DEFINITION =
   "Slice durations, clipped to the range and added up. Nested and parallel slices count more than once.";
 const HINT = "Drag the time axis (or Shift+drag) to summarize a range.";
 const BUSY = "Busy is time with work on any stream of the device. Idle is the rest, by cause.";
 
 /**
- * A keyboard focus in it that has nothing to be at goes to the canvas.
+ * A keyboard focus inside it that loses its element moves to the canvas.
  * @param {TimelineView} view
  * @param {HTMLElement} place
  */
@@ -61,7 +61,7 @@ function table(label, sums) {
 }
 
 /**
- * Busy and idle time of each device, and the causes of the idle time.
+ * Busy and idle time per device, and the causes of idle time.
  * @param {import("./range_sums.js").DeviceTime[]} devices
  */
 function deviceTable(devices) {

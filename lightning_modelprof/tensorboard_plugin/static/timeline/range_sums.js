@@ -1,11 +1,11 @@
-// What slices do in a stretch of time: count and time by name and by category.
+// What slices do in a time range: count and time by name and by category.
 
 import { firstAbove, firstFrom } from "../sorted.js";
 
 /** @typedef {{label: string, count: number, ns: number}} Sum */
 
 /**
- * Sums of the durations, clipped to the range, of the slices that reach into it; those inside others count again.
+ * Sums of durations, clipped to the range, of slices that overlap it; nested slices count again.
  * @param {import("./slices.js").Slices} slices
  * @param {number} from
  * @param {number} to
@@ -31,8 +31,8 @@ export function rangeSums(slices, from, to) {
 /** @typedef {{group: string, busy: number, idle: number, causes: Sum[]}} DeviceTime `causes`: largest first */
 
 /**
- * How long each device is busy and idle in a range. A device is known from its first slice to its last; all of that in
- * which it is not idle it is busy. Nothing is said of a trace in which no idle time was looked for.
+ * How long each device is busy and idle in a range. A device is known from its first slice to its last, and busy when
+ * it isn't idle. Without idle time in the trace, there are no figures.
  * @param {import("./slices.js").Slices} slices
  * @param {number} from
  * @param {number} to

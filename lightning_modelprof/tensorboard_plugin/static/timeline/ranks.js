@@ -1,12 +1,12 @@
-// The timelines of several ranks as one: one time axis, one zoom, one selection.
+// Merges the timelines of multiple ranks: one time axis, one zoom, one selection.
 
 /** @typedef {import("../columns.js").Unpacked} Unpacked */
 
 const OF_SLICES = ["begin", "duration", "name", "category", "detail", "launch"];
 
 /**
- * One set of columns of several. Clocks of ranks differ, so the first step that all of them have begins at one time;
- * without such a step each trace begins at one time. Devices come first, rank by rank, then the threads.
+ * Merges columns. Clocks of ranks differ, so the first step that all of them have starts at the same time; without
+ * such a step, all traces start at the same time. Devices come first, rank by rank, then threads.
  * @param {{rank: number | null, unpacked: Unpacked}[]} ranks
  * @returns {Unpacked}
  */
@@ -62,7 +62,7 @@ export function mergeRanks(ranks) {
 }
 
 /**
- * How much is added to the times of each trace.
+ * Time shift of each trace.
  * @param {any[]} metas
  * @returns {{shifts: number[], note: string}}
  */
@@ -79,7 +79,7 @@ function alignment(metas) {
 
 /**
  * @param {{rank: number | null, unpacked: Unpacked}[]} ranks
- * @returns {{lanes: any[], position: number[][]}} `position`: of each rank's lanes among all
+ * @returns {{lanes: any[], position: number[][]}} `position`: index of each rank's lanes among all
  */
 function lanesOf(ranks) {
   const all = ranks.flatMap(({ rank, unpacked }, at) =>
@@ -102,7 +102,7 @@ function groupOf(rank, group) {
   return `rank ${rank} ${group}`;
 }
 
-/** Texts, each with one number. */
+/** Texts, numbered without repetition. */
 class Numbers {
   constructor() {
     /** @type {Map<string, number>} */
@@ -110,7 +110,7 @@ class Numbers {
   }
 
   /**
-   * The numbers of some texts; new ones get the next.
+   * Numbers of some texts; new ones get the next.
    * @param {string[]} texts
    */
   of(texts) {

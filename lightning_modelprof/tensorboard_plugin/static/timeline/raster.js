@@ -1,5 +1,5 @@
-// Draws a row of slices as one line of pixels. What it costs is bounded by the pixels and by the slices in view,
-// whichever are fewer: neighbours that share a pixel are never looked at one by one.
+// Draws a row of slices as one line of pixels. Its cost is bounded by the number of pixels or of slices in view,
+// whichever is smaller: adjacent slices that share a pixel aren't read one by one.
 
 import { firstAbove, firstFrom, firstWhere } from "../sorted.js";
 
@@ -8,17 +8,17 @@ import { firstAbove, firstFrom, firstWhere } from "../sorted.js";
 /** @typedef {import("./colors.js").Palette} Palette */
 /** @typedef {{begin: number, perPixel: number}} Scale of device pixels */
 
-const WIDE = 4; // pixels; from here on a slice has an edge that parts it from one that it touches
+const WIDE = 4; // pixels; wider slices have an edge that separates them from adjacent ones
 
 /**
- * Each pixel has the colour of the slice that takes most of it, and is paler the less of it slices take.
- * @param {Uint32Array} line the pixels; those without slices are left as they are
+ * Each pixel has the color of the slice that fills most of it, and is paler the less of it slices fill.
+ * @param {Uint32Array} line the pixels; those without slices don't change
  * @param {Slices} slices
  * @param {Row} row
  * @param {Scale} scale
  * @param {Palette} palette
- * @param {Uint32Array} colors of the palette: as they are, or dimmed
- * @param {(index: number, x: number, stop: number) => void} onRun told of each slice that fills whole pixels
+ * @param {Uint32Array} colors of the palette: normal or dimmed
+ * @param {(index: number, x: number, stop: number) => void} onRun called for each slice that fills whole pixels
  */
 export function drawRow(line, slices, row, { begin: origin, perPixel }, palette, colors, onRun) {
   const { begin, end, category, name } = slices;
@@ -50,13 +50,13 @@ export function drawRow(line, slices, row, { begin: origin, perPixel }, palette,
 }
 
 /**
- * Slices that are to be seen however short they are, as those that were searched for: a pixel at least.
+ * Slices that must be visible however short they are, such as search matches: at least one pixel.
  * @param {Uint32Array} line
  * @param {Slices} slices
- * @param {Int32Array} found places of slices of one row, ascending
+ * @param {Int32Array} found indices of slices in one row, ascending
  * @param {Scale} scale
  * @param {Palette} palette
- * @param {(index: number, x: number, stop: number) => void} onRun told of each slice that is drawn
+ * @param {(index: number, x: number, stop: number) => void} onRun called for each drawn slice
  */
 export function drawFound(line, slices, found, { begin: origin, perPixel }, palette, onRun) {
   const { begin, end, category, name } = slices;
@@ -77,17 +77,17 @@ export function drawFound(line, slices, found, { begin: origin, perPixel }, pale
 }
 
 /**
- * The highest value a counter has in each pixel, NaN before its first.
+ * A counter's highest value in each pixel, NaN before its first.
  * @param {import("./slices.js").Counter} counter
  * @param {number} width
  * @param {Scale} scale
  */
 export function counterHeights({ times, values, highest }, width, { begin: origin, perPixel }) {
   const heights = new Float64Array(width).fill(NaN);
-  let next = firstAbove(times, 0, times.length, origin); // the first value after the pixel's begin
+  let next = firstAbove(times, 0, times.length, origin); // the first value after the pixel's start
   for (let x = 0; x < width; x += 1) {
     const to = origin + (x + 1) * perPixel;
-    const first = Math.max(0, next - 1); // what holds at the pixel's begin
+    const first = Math.max(0, next - 1); // the value at the pixel's start
     next = firstFrom(times, next, times.length, to);
     if (next > first) heights[x] = values[highest.largest(first, next)];
   }

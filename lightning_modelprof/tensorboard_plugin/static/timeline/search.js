@@ -8,7 +8,7 @@ import { firstFrom, firstWhere } from "../sorted.js";
 
 export class Found {
   /**
-   * Slices whose name holds every word of a text, in whatever case, or those that a link wants to have found.
+   * Slices whose names contain every word of a text, ignoring case, or those that a link points at.
    * @param {Slices} slices
    * @param {string | Find} wanted
    */
@@ -21,13 +21,13 @@ export class Found {
       const lower = words.length ? one.toLowerCase() : "";
       return Number(words.every((word) => lower.includes(word)) && (name === undefined || one === name));
     });
-    // By name alone no part of a slice is meant, such as the critical path has.
+    // A name alone doesn't match parts of slices, which the critical path has.
     const ofKind = Uint8Array.from(slices.categories, (one, place) =>
       Number(kind === undefined ? name === undefined || !slices.isPath[place] : one === kind));
     this.count = 0;
     this.longest = -1; // the first of the longest
     const buffer = new Int32Array(this.isActive ? slices.count : 0);
-    /** @type {Map<import("./slices.js").Row, Int32Array>} row → places of its found slices, ascending */
+    /** @type {Map<import("./slices.js").Row, Int32Array>} row → indices of its matches, ascending */
     this.byRow = new Map();
     if (!this.isActive) return;
     const { name: names, category, duration } = slices;
@@ -48,10 +48,10 @@ export class Found {
   }
 
   /**
-   * The next one in order of time (of those that begin together, in order of the columns); goes round.
-   * @param {number} index the slice to go on from, -1 for none
+   * The next match in order of time (for equal starts, in order of the columns); wraps around.
+   * @param {number} index the slice to continue from, -1 for none
    * @param {1 | -1} direction
-   * @param {number} time to go on from without a slice
+   * @param {number} time to continue from without a slice
    */
   next(index, direction, time) {
     const from = index >= 0 ? this.slices.begin[index] : time;
@@ -60,7 +60,7 @@ export class Found {
   }
 
   /**
-   * How many come before a found slice in order of time.
+   * Number of matches before a match, in order of time.
    * @param {number} index
    */
   placeOf(index) {
@@ -93,7 +93,7 @@ export class Found {
   }
 
   /**
-   * How many of the found slices of a row come before a slice in order of time.
+   * Number of matches in a row before a slice, in order of time.
    * @param {Int32Array} found
    * @param {number} time
    * @param {number} index

@@ -1,6 +1,5 @@
-// What of a trace is shown: all of its slices, or those that are left when some categories are hidden. Slices are
-// known by their place in the packed columns everywhere but where they are drawn and found; there by that among the
-// shown ones.
+// The visible part of a trace: all slices, or those left when some categories are hidden. Slices are identified by
+// their index in the packed columns, except in drawing and searching, which use the index among visible slices.
 
 import { Slices } from "./slices.js";
 
@@ -26,16 +25,16 @@ export class Shown {
   }
 
   /**
-   * The place in the packed columns; -1 of none.
-   * @param {number} index among the shown
+   * Index in the packed columns; -1 for none.
+   * @param {number} index among visible slices
    */
   placeOf(index) {
     return index < 0 || !this.places ? index : this.places[index];
   }
 
   /**
-   * The place among the shown; -1 of what is hidden.
-   * @param {number} place in the packed columns
+   * Index among visible slices; -1 if hidden.
+   * @param {number} place index in the packed columns
    */
   indexOf(place) {
     return place < 0 || !this.known ? place : this.known[place];
@@ -43,10 +42,10 @@ export class Shown {
 }
 
 /**
- * The columns without some categories. What was inside them moves up: each slice is right below what it overlaps.
+ * The columns without some categories. Slices inside hidden ones move up, right below what they overlap.
  * @param {Unpacked} unpacked
  * @param {boolean[]} isHidden by category
- * @returns {{left: Unpacked, places: Int32Array}} `places`: of each slice that is left in the packed columns
+ * @returns {{left: Unpacked, places: Int32Array}} `places`: index of each remaining slice in the packed columns
  */
 function without({ meta, columns }, isHidden) {
   const column = (/** @type {string} */ name) => /** @type {Float64Array} */ (columns.get(name));
@@ -94,7 +93,7 @@ function without({ meta, columns }, isHidden) {
 }
 
 /**
- * Rows as one, by begin; of slices that begin together those of the upper row first.
+ * Merges rows, by start; for equal starts, slices of the upper row come first.
  * @param {Int32Array[]} rows
  * @param {Float64Array} begin
  * @returns {Int32Array}
@@ -112,8 +111,8 @@ function inOrder(rows, begin) {
 }
 
 /**
- * In rows: each slice below all that are open when it begins. What has no length is inside what is open around it.
- * @param {Int32Array} order by begin
+ * Lays out rows: each slice is below all that are open when it starts. Zero-length slices are inside what is open.
+ * @param {Int32Array} order by start
  * @param {Float64Array} begin
  * @param {Float64Array} duration
  */
@@ -121,7 +120,7 @@ function laid(order, begin, duration) {
   /** @type {number[]} until when each depth is taken */
   const until = [];
   const depths = new Int32Array(order.length);
-  let last = -1; // the deepest that is open
+  let last = -1; // the deepest open one
   for (let at = 0; at < order.length; at += 1) {
     const place = order[at];
     while (last >= 0 && until[last] <= begin[place]) last -= 1;

@@ -1,7 +1,7 @@
-// Names written into slices: as much of them as has room.
+// Names inside slices, as much of them as fits.
 
 const ELLIPSIS = "…";
-const FEWEST = 3; // letters; fewer say nothing
+const FEWEST = 3; // letters; fewer are meaningless
 const PAD = 3; // pixels
 const BEFORE_A_NAME = /^(?:void |modelprof: )/;
 const NAMESPACE = /(?:\b\w+|\(anonymous namespace\))::/g;
@@ -13,12 +13,12 @@ export class SliceNames {
   /** @param {string[]} names */
   constructor(names) {
     this.names = names;
-    /** @type {Map<number, {text: string, width: number}[]>} by name: in full, and without what comes before its own name */
+    /** @type {Map<number, {text: string, width: number}[]>} by name: in full, and without prefixes */
     this.known = new Map();
   }
 
   /**
-   * @param {CanvasRenderingContext2D} context in CSS pixels, its colour set
+   * @param {CanvasRenderingContext2D} context in CSS pixels, its color set
    * @param {number} name
    * @param {number} x
    * @param {number} stop

@@ -1,18 +1,18 @@
-// What a trace holds: slices in rows, and questions about them. Nothing here draws.
+// A trace's contents: slices in rows, and queries on them. Nothing here draws.
 //
-// All times are nanoseconds on the clock of the columns. Slices are known by their place in the columns.
+// All times are nanoseconds on the columns' clock. Slices are identified by their index in the columns.
 
 import { RangeMax } from "./range_max.js";
 import { firstAbove, firstFrom } from "../sorted.js";
 
 /** @typedef {{lane: number, depth: number, first: number, last: number}} Row its slices are [first, last) */
-/** @typedef {{label: string, group: string, isDevice: boolean, rank: number | undefined, rows: Row[]}} Lane `rank`: where there are several */
+/** @typedef {{label: string, group: string, isDevice: boolean, rank: number | undefined, rows: Row[]}} Lane `rank`: if there are multiple */
 /** @typedef {{label: string, group: string, unit: string, times: Float64Array, values: Float64Array, highest: RangeMax, least: number, most: number}} Counter `least`, `most`: of its values and 0 */
 /** @typedef {{number: number, begin: number, end: number}} Step */
 
-const IDLE = "idle: "; // what the categories of a device's idle time begin with
-const PATH = "critical path: "; // and those of the critical path, whose slices are parts of others
-const BATCH = "batch"; // that a worker of a DataLoader makes; it launches the fetch of the step that uses it
+const IDLE = "idle: "; // prefix of the categories of idle time
+const PATH = "critical path: "; // prefix of those of the critical path, whose slices are parts of others
+const BATCH = "batch"; // made by a DataLoader worker; launches the fetch of the step that uses it
 
 export class Slices {
   /** @param {import("../columns.js").Unpacked} unpacked */
@@ -43,13 +43,13 @@ export class Slices {
     this.traceEnd = /** @type {number} */ (Math.max(meta.end_ns, meta.begin_ns + 1));
     /** @type {Step[]} */
     this.steps = stepsOf(meta.steps);
-    /** @type {Step[][]} by rank, where there are several */
+    /** @type {Step[][]} by rank, if there are multiple */
     this.stepsOfRank = Object.entries(meta.steps_of_rank ?? {}).reduce((all, [rank, steps]) => {
       all[Number(rank)] = stepsOf(steps);
       return all;
     }, /** @type {Step[][]} */ ([]));
     this.end = new Float64Array(this.count);
-    this.busyBefore = new Float64Array(this.count + 1); // durations of all slices before, for sums of neighbours
+    this.busyBefore = new Float64Array(this.count + 1); // total duration of all earlier slices, for sums of ranges
     for (let index = 0; index < this.count; index += 1) {
       this.end[index] = this.begin[index] + this.duration[index];
       this.busyBefore[index + 1] = this.busyBefore[index] + this.duration[index];
@@ -81,12 +81,12 @@ export class Slices {
     });
     /** @type {string[]} */
     this.notes = meta.notes;
-    /** @type {{first: Int32Array, next: Int32Array} | null} of each slice the first it launched; the one after that */
+    /** @type {{first: Int32Array, next: Int32Array} | null} per slice: the first one it launched; the one after that */
     this.launched = null;
   }
 
   /**
-   * Whether the columns fit together, so that nothing is drawn of what does not.
+   * Check that the columns fit together, so that nothing is drawn if they don't.
    * @param {number} inRows number of slices in all rows
    */
   check(inRows) {
@@ -117,8 +117,7 @@ export class Slices {
   }
 
   /**
-   * The slice of a row that takes most of the time [from, to); -1 when there is none. Of slices that take the
-   * same, the first.
+   * The slice of a row that takes most of the time [from, to); -1 if there is none. For equal times, the first.
    * @param {Row} row
    * @param {number} from
    * @param {number} to
@@ -129,7 +128,7 @@ export class Slices {
   }
 
   /**
-   * Of the neighbours [first, last), which all reach into the time [from, to), the one that takes most of it.
+   * Of the adjacent slices [first, last), which all overlap the time [from, to), the one that takes most of it.
    * @param {number} first
    * @param {number} last
    * @param {number} from
@@ -137,7 +136,7 @@ export class Slices {
    */
   mostOf(first, last, from, to) {
     if (last - first < 2) return last > first ? first : -1;
-    // Only the outer two can reach out of the time.
+    // Only the outer two can extend beyond the time.
     let best = first;
     let most = this.end[first] - Math.max(from, this.begin[first]);
     if (last - first > 2) {
@@ -148,7 +147,7 @@ export class Slices {
   }
 
   /**
-   * Time of a row within [from, to) that slices take, of the neighbours [first, last) that reach into it.
+   * Time within [from, to) taken by a row's adjacent slices [first, last), which overlap it.
    * @param {number} first
    * @param {number} last
    * @param {number} from
@@ -162,7 +161,7 @@ export class Slices {
   }
 
   /**
-   * The slice one level up that holds this one; -1 without one.
+   * The slice one level up that contains this one; -1 without one.
    * @param {number} index
    */
   parentOf(index) {
@@ -174,7 +173,7 @@ export class Slices {
   }
 
   /**
-   * A slice and all that hold it, innermost first; what begins in it and ends after it is passed over.
+   * A slice and all that contain it, innermost first; skips slices that end before it does.
    * @param {number} index
    */
   around(index) {
@@ -203,7 +202,7 @@ export class Slices {
   }
 
   /**
-   * Duration less that of the slices one level down.
+   * Duration minus that of the slices one level down.
    * @param {number} index
    */
   selfTime(index) {
@@ -212,7 +211,7 @@ export class Slices {
   }
 
   /**
-   * The device slices that a host slice launched; of a batch the fetch of the step that used it.
+   * The device slices that a CPU slice launched; for a batch, the fetch of the step that used it.
    * @param {number} index
    */
   launchesOf(index) {
@@ -223,7 +222,7 @@ export class Slices {
   }
 
   /**
-   * What launched a slice, else the first that it launched; -1 without either.
+   * What launched a slice, else the first slice that it launched; -1 without either.
    * @param {number} index
    */
   linkedTo(index) {
@@ -231,7 +230,7 @@ export class Slices {
   }
 
   /**
-   * From the first begin to the last end of some slices.
+   * From the first start to the last end of some slices.
    * @param {number[]} places
    * @returns {[number, number]}
    */
@@ -253,7 +252,7 @@ export class Slices {
   }
 
   /**
-   * The step that a time is in; undefined between steps.
+   * The step at a time; undefined between steps.
    * @param {number} time
    */
   stepAt(time) {
@@ -261,7 +260,7 @@ export class Slices {
   }
 
   /**
-   * The step of its rank in which a slice begins; undefined between steps.
+   * The step of its rank in which a slice starts; undefined between steps.
    * @param {number} index
    */
   stepOf(index) {
@@ -269,7 +268,7 @@ export class Slices {
     return steps.find((step) => step.begin <= this.begin[index] && this.begin[index] < step.end);
   }
 
-  /** From the begin of the first step to the end of the last one; without steps the whole trace. */
+  /** From the start of the first step to the end of the last one; without steps, the whole trace. */
   get home() {
     const steps = [this.steps, ...Object.values(this.stepsOfRank)].flat();
     const begin = Math.min(...steps.map((step) => step.begin));
@@ -279,7 +278,7 @@ export class Slices {
 }
 
 /**
- * @param {any} steps as they are packed
+ * @param {any} steps as packed
  * @returns {Step[]}
  */
 function stepsOf(steps) {

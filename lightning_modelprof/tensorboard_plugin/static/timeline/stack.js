@@ -1,5 +1,4 @@
-// The call stack of a slice, as far as it was recorded: its own, that of the call that launched it, or the Python
-// functions around it.
+// A slice's recorded call stack: its own, that of the call that launched it, or the Python functions around it.
 
 import { make } from "../dom.js";
 import { openStack, placeButton } from "../html/places.js";
@@ -9,12 +8,12 @@ import { openStack, placeButton } from "../html/places.js";
 const HEADING = "call stack, innermost first:"; // in a detail, before its frames
 const PYTHON = "python function";
 const FRAME = /^(.*)\((\d+)\): (.*)$/s;
-/** Whose frames are on the way to everything, as Python's operator_costs.py has them. */
+/** Frames in these are on the way to everything, as in Python's operator_costs.py. */
 const LIBRARY =
   /^(?:(?:.*\/)?(?:site|dist)-packages\/)?(?:torch|lightning\/pytorch|lightning\/fabric|pytorch_lightning|lightning_fabric)\/|^(?:.*\/)?lightning_modelprof\//;
 
 /**
- * What is known of a slice, in lines, without its call stack.
+ * A slice's detail lines, without its call stack.
  * @param {Slices} slices
  * @param {number} index
  */
@@ -26,8 +25,8 @@ export function detailOf(slices, index) {
 }
 
 /**
- * The frames of a slice, innermost first: its own, else those of the nearest slice around it that has any, else the
- * Python functions around it. Of a slice of a device those of the call that launched it.
+ * A slice's frames, innermost first: its own, else those of the nearest slice around it that has any, else the Python
+ * functions around it. For a device slice, those of the call that launched it.
  * @param {Slices} slices all of them
  * @param {number} index
  * @returns {string[]}
@@ -49,7 +48,7 @@ export function framesOf(slices, index) {
 }
 
 /**
- * What is called, and its file and line as editors take them; "" of what is no line of Python.
+ * A function, and its file and line in the form that editors take; "" if it's not a line of Python.
  * @param {string} frame
  */
 function callOf(frame) {
@@ -67,7 +66,7 @@ export function lineOf(frames) {
 }
 
 /**
- * A frame, whose file and line a click copies, and a button that opens the call stack it is from.
+ * A frame, with file and line that a click copies, and a button that opens its call stack.
  * @param {string} frame
  * @param {string[]} frames
  */

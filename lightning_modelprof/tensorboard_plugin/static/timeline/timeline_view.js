@@ -1,4 +1,4 @@
-// The state of the timeline and what changes it. Drawing and input are in modules of their own.
+// The timeline's state and its changes. Drawing and input are separate modules.
 
 import { Body } from "./body.js";
 import { Found } from "./search.js";
@@ -20,11 +20,11 @@ import { showSelection, spoken } from "./panel.js";
 import { showValues } from "./tooltip.js";
 
 /** @typedef {import("./find.js").Find} Find */
-/** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: place in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link wanted to have found, which has been shown */
-/** @typedef {Partial<Pick<State, "selected" | "search" | "range" | "folded" | "hidden" | "found">> & {zoom?: [number, number]}} Look what of the state isn't as at first; times are whole nanoseconds since the trace began */
-/** @typedef {{onChange?: (look: Look) => void, linkTo?: (look: Look) => string, initial?: Look & {find?: Find}, title?: string, trace?: import("./toolbar.js").TraceFile | null}} Options `linkTo`: the address that leads to a look */
+/** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: index in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link pointed at and has been shown */
+/** @typedef {Partial<Pick<State, "selected" | "search" | "range" | "folded" | "hidden" | "found">> & {zoom?: [number, number]}} Look the state without defaults; times are whole nanoseconds since the trace's start */
+/** @typedef {{onChange?: (look: Look) => void, linkTo?: (look: Look) => string, initial?: Look & {find?: Find}, title?: string, trace?: import("./toolbar.js").TraceFile | null}} Options `linkTo`: the address of a look */
 
-const QUIET_MS = 200; // after the last change before it is told
+const QUIET_MS = 200; // after the last change before it's reported
 
 export class TimelineView {
   /**
@@ -51,7 +51,7 @@ export class TimelineView {
     /** @type {Set<string>} */
     this.folded = new Set(Array.isArray(initial?.folded) ? initial.folded : []);
     this.layout = new Layout(this.slices, this.folded);
-    /** @type {Find | null} what a link wanted to have found */
+    /** @type {Find | null} what a link points at */
     this.find = null;
     this.found = new Found(this.slices, "");
     this.search = "";
@@ -82,11 +82,11 @@ export class TimelineView {
     showSelection(this, this.parts.selection);
     showRange(this, this.parts.range);
     showFound(this);
-    this.forget(); // the address that led here says it already
+    this.forget(); // already in the address that led here
   }
 
   /**
-   * Begin with what a link says, as far as it makes sense.
+   * Start with the valid parts of a link.
    * @param {Record<string, any>} state
    */
   take({ zoom, selected, search, range, find, found }) {
@@ -106,18 +106,18 @@ export class TimelineView {
     if (link && (isNew || search === labelOf(link))) showFind(this, link, isNew);
   }
 
-  /** The slices that are shown. */
+  /** The visible slices. */
   get slices() {
     return this.shown.slices;
   }
 
-  /** All slices, by their place in the packed columns. */
+  /** All slices, by index in the packed columns. */
   get all() {
     if (!this.hidden.size) return this.slices;
     return (this.whole ??= new Slices(this.unpacked));
   }
 
-  /** The selected slice among those that are shown, -1 without one. */
+  /** The selected slice's index among visible slices, -1 without one. */
   get at() {
     return this.shown.indexOf(this.selected);
   }
@@ -159,7 +159,7 @@ export class TimelineView {
     }
     top.style.paddingRight = `${scroller.offsetWidth - scroller.clientWidth}px`;
     this.head.drawMap();
-    this.drawNow(); // a canvas of a new size is empty until it is drawn
+    this.drawNow(); // a canvas with a new size is empty until it's drawn
   }
 
   /** Lanes were opened or closed. */
@@ -225,14 +225,14 @@ export class TimelineView {
     this.timer = window.setTimeout(() => this.tell(), QUIET_MS);
   }
 
-  /** Tell of changes that nobody was told of. */
+  /** Report unreported changes. */
   tell() {
     if (!this.timer) return;
     this.forget();
     this.onChange(this.look());
   }
 
-  /** Tell nobody of the changes so far. */
+  /** Don't report the changes so far. */
   forget() {
     clearTimeout(this.timer);
     this.timer = 0;
@@ -244,7 +244,7 @@ export class TimelineView {
   }
 
   /**
-   * Show all categories but some.
+   * Show all categories except some.
    * @param {Iterable<string>} categories
    */
   hide(categories) {
@@ -261,8 +261,8 @@ export class TimelineView {
   }
 
   /**
-   * @param {number} place in the packed columns, -1 selects nothing
-   * @param {boolean} [isSeen] whether the reader pointed at it: then nothing moves, and a second click meets it, too
+   * @param {number} place index in the packed columns, -1 for none
+   * @param {boolean} [isSeen] whether the reader pointed at it: then nothing moves, so that a second click hits it, too
    */
   select(place, isSeen = false) {
     this.selected = place;
@@ -274,8 +274,8 @@ export class TimelineView {
   }
 
   /**
-   * Select a slice and bring its time and row into view, whatever hides it.
-   * @param {number} place in the packed columns
+   * Select a slice and bring its time and row into view, opening whatever hides it.
+   * @param {number} place index in the packed columns
    */
   jumpTo(place) {
     if (this.shown.indexOf(place) < 0) this.toggleKind(this.all.categoryOf(place));
@@ -287,8 +287,8 @@ export class TimelineView {
   }
 
   /**
-   * Scroll as little as is needed to see the row of a slice.
-   * @param {number} index among the shown
+   * Scroll as little as needed to show a slice's row.
+   * @param {number} index among visible slices
    */
   scrollTo(index) {
     const { scroller } = this.parts;
@@ -308,7 +308,7 @@ export class TimelineView {
     this.changed();
   }
 
-  /** @param {number} place in the packed columns; -1 does nothing */
+  /** @param {number} place index in the packed columns; -1 does nothing */
   zoomToSlice(place) {
     if (place < 0) return;
     this.viewport.showAround(this.all.begin[place], this.all.end[place]);
@@ -332,7 +332,7 @@ export class TimelineView {
   /** @param {[number, number] | null} range */
   setRange(range) {
     this.range = range;
-    this.isRangeShown = false; // summed up once a frame, however fast the pointer is
+    this.isRangeShown = false; // summed up once per frame, however fast the pointer is
     this.changed();
   }
 
@@ -345,7 +345,7 @@ export class TimelineView {
   }
 
   /**
-   * Mark what a link wants to have found; what it is called stands in the search.
+   * Mark what a link points at; the search shows its label.
    * @param {Find} find
    */
   mark(find) {
@@ -373,14 +373,14 @@ export class TimelineView {
   }
 
   /**
-   * The place in the packed columns of the slice drawn under a point of the canvas, in CSS pixels; -1 without one.
+   * Index in the packed columns of the slice drawn under a point of the canvas, in CSS pixels; -1 without one.
    * @param {number} x
    * @param {number} y
    */
   sliceAt(x, y) {
     const placed = this.layout.rowAt(y + this.parts.scroller.scrollTop);
     if (!placed) return -1;
-    // The very pixel of the screen, and its neighbours where it is empty: short slices are hard to meet.
+    // The exact screen pixel, and if it's empty its neighbors, because short slices are hard to hit.
     const ratio = this.parts.canvas.width / this.viewport.width;
     const perPixel = this.viewport.perPixel / ratio;
     const pixel = Math.floor(x * ratio);
@@ -407,7 +407,7 @@ function isRange(range) {
 }
 
 /**
- * Tell when a reader zooms the page or moves it to another screen.
+ * Notify when a reader zooms the page or moves it to another screen.
  * @param {() => void} onChange
  */
 function watchSharpness(onChange) {

@@ -1,4 +1,4 @@
-// The line above the timeline: search, and what is done with the whole trace.
+// The line above the timeline: search, and actions on the whole trace.
 
 import { make } from "../dom.js";
 import { formatCount } from "../format.js";
@@ -6,13 +6,13 @@ import { copyText } from "../html/copying.js";
 import { openInPerfetto, saveFile } from "./perfetto.js";
 
 /** @typedef {import("./timeline_view.js").TimelineView} TimelineView */
-/** @typedef {{file: string, where: string, which: string, load: () => Promise<Blob>}} TraceFile `file`: its name; `where`: where it is instead; `which`: of several ranks */
+/** @typedef {{file: string, where: string, which: string, load: () => Promise<Blob>}} TraceFile `file`: its name; `where`: where it is instead; `which`: of multiple ranks */
 
 const AFTER_TYPING_MS = 120;
 
 /**
  * @param {TimelineView} view
- * @returns {() => void} stops what is under way
+ * @returns {() => void} stops pending work
  */
 export function fillToolbar(view) {
   const { parts, title, trace, linkTo } = view;

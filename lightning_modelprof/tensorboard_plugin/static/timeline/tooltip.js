@@ -1,4 +1,4 @@
-// What is under the pointer: a few words beside it, and the values of the counters at that time.
+// What is under the pointer: a short tooltip, and the counters' values at that time.
 
 import { make } from "../dom.js";
 import { formatBytes, formatCount, formatDuration, formatRatio } from "../format.js";
@@ -13,7 +13,7 @@ const GAP = 14; // pixels from the pointer
  * @param {TimelineView} view
  * @param {number} x of the pointer, in the stage
  * @param {number} y
- * @param {number} place of the slice in the packed columns, -1 for none
+ * @param {number} place index of the slice in the packed columns, -1 for none
  */
 export function showTooltip({ parts, slices, shown }, x, y, place) {
   const index = shown.indexOf(place);
@@ -33,7 +33,7 @@ export function showTooltip({ parts, slices, shown }, x, y, place) {
 }
 
 /**
- * The value that each counter has at the pointer's time, beside its label.
+ * Each counter's value at the pointer's time, next to its label.
  * @param {TimelineView} view
  */
 export function showValues({ parts, layout, slices, pointed }) {

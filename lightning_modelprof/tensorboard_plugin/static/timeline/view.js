@@ -1,17 +1,17 @@
-// The timeline of a trace: what it shows is in timeline.css and the modules beside this one.
+// The timeline of a trace; its contents are in timeline.css and the modules next to this one.
 
 import { TimelineView } from "./timeline_view.js";
 import { mergeRanks } from "./ranks.js";
 import { make } from "../dom.js";
 
-/** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the clock of the columns */
+/** @typedef {import("./timeline_view.js").State} State times in nanoseconds on the columns' clock */
 /** @typedef {{destroy: () => void, select: (place: number) => void, zoomTo: (begin: number, end: number) => void, state: () => State, look: () => import("./timeline_view.js").Look}} Mounted */
 
 /**
  * Show a timeline.
  * @param {HTMLElement} container
- * @param {import("../columns.js").Unpacked} unpacked what `unpackColumns` made of a timeline's columns
- * @param {import("./timeline_view.js").Options} options `onChange` is told a moment after the reader changed the state
+ * @param {import("../columns.js").Unpacked} unpacked from `unpackColumns` of a timeline's columns
+ * @param {import("./timeline_view.js").Options} options `onChange` is called a moment after a change of the state
  * @returns {Mounted}
  */
 export function mountTimeline(container, unpacked, options = {}) {
@@ -27,7 +27,7 @@ export function mountTimeline(container, unpacked, options = {}) {
 }
 
 /**
- * Show the timelines of some ranks on one time axis.
+ * Show the timelines of multiple ranks on one time axis.
  * @param {HTMLElement} container
  * @param {{rank: number | null, unpacked: import("../columns.js").Unpacked}[]} ranks
  * @param {import("./timeline_view.js").Options} options

@@ -1,7 +1,7 @@
-// Which stretch of time is seen, on how many pixels.
+// The visible time range, and its width in pixels.
 
 const SHORTEST = 50; // nanoseconds in view
-const MARGIN = 0.05; // of what is in view, before and after the trace
+const MARGIN = 0.05; // share of the visible range, before and after the trace
 
 export class Viewport {
   /**
@@ -38,7 +38,7 @@ export class Viewport {
   }
 
   /**
-   * Show a slice with some of what is around it.
+   * Show a slice with some context.
    * @param {number} begin
    * @param {number} end
    */
@@ -49,7 +49,7 @@ export class Viewport {
 
   /**
    * @param {number} factor below 1 to see less time
-   * @param {number} x the pixel whose time stays where it is
+   * @param {number} x the pixel whose time stays in place
    */
   zoom(factor, x) {
     const span = Math.max(SHORTEST, (this.end - this.begin) * factor);
@@ -74,7 +74,7 @@ export class Viewport {
   }
 
   /**
-   * Move only as far as is needed to see it.
+   * Move only as far as needed to show it.
    * @param {number} begin
    * @param {number} end
    */
