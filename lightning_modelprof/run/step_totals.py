@@ -115,8 +115,8 @@ class StepTotals:
         columns = {
             name: np.concatenate([getattr(piece, name) for piece in pieces]) for name in StepTotals.__slots__
         }
-        nobody = columns["num_measured"] == 0
-        columns["phases_min_ns"] = np.where(nobody, _LARGEST, columns["phases_min_ns"])
+        is_unmeasured = columns["num_measured"] == 0
+        columns["phases_min_ns"] = np.where(is_unmeasured, _LARGEST, columns["phases_min_ns"])
         return _by_tags(columns.pop("tags"), columns)
 
     def select(self, mask: NDArray[np.bool_]) -> StepTotals:
