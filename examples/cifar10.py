@@ -87,7 +87,7 @@ class Cifar10(Images):
     The files are pickles, which can run code when loaded. Only use files you trust.
 
     Args:
-        data_dir: The folder `cifar-10-batches-py`, or the one that contains it.
+        data_dir: The directory `cifar-10-batches-py`, or the one that contains it.
 
     Raises:
         FileNotFoundError: If there are no `data_batch_*` files.
