@@ -1,4 +1,4 @@
-"""Settings of all tests."""
+"""Settings and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from tests.support.chromium import start_chromium
 OURS = "lightning_modelprof"
 
 MOST_FITS = 60
-"""Loops of a Trainer that plain ``pytest`` measures: what a stored run shows needs none."""
+"""Most Trainer loops that plain ``pytest`` may measure. Tests that can use a stored run need none."""
 
-# How long an example takes says nothing on a machine that does something else as well.
+# No deadline: on a busy machine, the time per example means nothing.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
-# Tests start a hundred interpreters that import the package: it is compiled for the first one.
+# Tests start about a hundred interpreters that import the package. Bytecode lets only the first compile it.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Threads that wait for each other make small models many times slower on a machine that has more to do.
+# On a busy machine, threads that wait for each other make small models many times slower.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -54,7 +54,7 @@ def is_plain(config):
 
 
 FITS = Counter()
-"""By the file of their test."""
+"""Number of measured fits per test file."""
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -85,7 +85,7 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Plain ``pytest`` is over in three minutes; a file that is asked for by its path runs in any case."""
+    """Keep plain ``pytest`` below three minutes. A file named by its path always runs."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
@@ -97,21 +97,24 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True, scope="module")
 def _quick_collections():
-    """Garbage is looked for among what a file's own tests make, not among all that was imported."""
+    """Limit garbage collection to objects of the file's own tests, excluding imported modules."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
 def _warnings_are_errors(request, caplog):
-    """A warning of ours that is an error becomes a line in the log, so that training goes on; not here."""
+    """Fail the test if the profiler logs a message.
+
+    With warnings as errors, our warnings become log lines so that training continues.
+    """
     yield
     if request.node.get_closest_marker("logs_warnings") is None:
         said = [one.getMessage() for one in caplog.get_records("call") if one.name.startswith(OURS)]
         assert said == []
 
 
-# Fits of tests are short. Where a test is not about that, they are looked at as closely as longer ones.
+# Fits in tests are short. Unless a test is about short fits, measure them as closely as longer ones.
 _SHORT = {
     (module, name): getattr(module, name)
     for module, name in (
@@ -129,7 +132,7 @@ results.REPORT_AFTER_NS = 0
 plan.SKIPPED_SHARE, plan.SHORT_LOOP = math.inf, 0
 
 
-# Every fit reads the file of its test, which is much longer than those of most trainings.
+# Every fit reads its test file, which is much longer than most training scripts.
 _read_file = SourceFile.read
 
 
@@ -149,15 +152,15 @@ def _read(path):
 SourceFile.read = staticmethod(_read)
 
 
-# Every Trainer looks for callbacks among all that is installed.
+# Every Trainer searches all installed packages for callbacks.
 registry.entry_points = lru_cache(registry.entry_points)
 
 
 @pytest.fixture(autouse=True)
 def _a_process_of_its_own(request, monkeypatch):
-    """Loops of one process know of each other, those of different tests do not.
+    """Isolate tests from each other: loops in one process share state.
 
-    What a helper process does is done at once, where a test can reach it and need not wait for a start.
+    The helper's work runs synchronously in this process, where tests can reach it immediately.
     """
     if request.node.get_closest_marker("short") is not None:
         for (module, name), value in _SHORT.items():
@@ -171,7 +174,7 @@ def _a_process_of_its_own(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _seeds_of_one_test_are_no_other_tests():
-    """``seed_everything`` tells later Trainers of its seed, and to set up workers."""
+    """Remove the seed variables that ``seed_everything`` sets for later Trainers and workers."""
     yield
     for name in ("PL_GLOBAL_SEED", "PL_SEED_WORKERS"):
         os.environ.pop(name, None)
@@ -179,7 +182,7 @@ def _seeds_of_one_test_are_no_other_tests():
 
 @pytest.fixture(autouse=True)
 def _ctrl_c_interrupts():
-    """Lightning ignores Ctrl-C once it has interrupted a fit, and a shell does for its background jobs."""
+    """Restore Ctrl-C, which is ignored after an interrupted fit and in a shell's background jobs."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -187,7 +190,7 @@ def _ctrl_c_interrupts():
 
 @pytest.fixture(scope="session")
 def browser():
-    """One Chromium for all tests of pages."""
+    """One Chromium for all page tests."""
     driver = start_chromium()
     yield driver
     driver.quit()

@@ -1,4 +1,4 @@
-"""How closely a loop is looked at where nobody has asked for it: by its own length."""
+"""Tests how much is measured by default, depending on the loop's length."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ S = 1_000_000_000
 
 
 @given(st.integers(0, 30), st.integers(0, 3), st.integers(1, 4), st.integers(0, 50), st.integers(1, 4))
-def test_steps_that_are_put_off_are_in_no_window(skip, wait, active, by, accumulate):
-    """Later by at least so many, at the same place among accumulated batches, outside of windows."""
+def test_postponed_steps_are_outside_windows(skip, wait, active, by, accumulate):
+    """They move by at least the given number, keep their place in accumulated batches, and avoid windows."""
     schedule = Schedule(skip_first=skip, wait=wait, warmup=1, active=active, repeat=2)
     later = InspectedSteps(3, (4, 5, 6))
     later.postpone(by, schedule=schedule, accumulate=accumulate)
@@ -45,7 +45,7 @@ def test_steps_that_are_put_off_are_in_no_window(skip, wait, active, by, accumul
     assert 0 <= free.counted - 3 - by < accumulate
 
 
-def test_only_what_is_left_is_put_off():
+def test_only_remaining_steps_are_postponed():
     steps = InspectedSteps(3, (4, 5, 6))
     assert steps.begin_step(3)
     assert steps.begin_step(4)
@@ -84,7 +84,7 @@ def fit(folder, num_steps, clock=None, model=None, **arguments):
     return callback, model
 
 
-def test_a_short_fit_has_no_window_and_says_how_to_get_one(tmp_path):
+def test_short_fit_has_no_window_and_says_how_to_get_one(tmp_path):
     callback, _ = fit(tmp_path, 60)
     [window] = callback.run.ranks[0].windows
     assert window.status is WindowStatus.NOT_REACHED
@@ -96,7 +96,7 @@ def test_a_short_fit_has_no_window_and_says_how_to_get_one(tmp_path):
     assert callback.run.ranks[0].model_cost.count is not None, "counting so small a step fits"
 
 
-def test_what_is_asked_for_by_name_is_done(tmp_path, monkeypatch):
+def test_explicit_requests_are_always_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(budget, "LEAST_NS", 0)
     callback, _ = fit(tmp_path / "asked", 60, active=3, flops=True)
     [window] = callback.run.ranks[0].windows
@@ -114,7 +114,7 @@ def test_what_is_asked_for_by_name_is_done(tmp_path, monkeypatch):
 
 
 class Ticks:
-    """A clock that goes on by 50 us whenever it is read."""
+    """A clock that advances by 50 µs whenever it is read."""
 
     def __init__(self):
         self.now = 0
@@ -124,8 +124,8 @@ class Ticks:
         return self.now
 
 
-def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypatch):
-    """What was taken and what the window will take are 5% of the time until then, and not much less."""
+def test_window_opens_once_loop_has_run_long_enough(tmp_path, monkeypatch):
+    """Past overhead and the window's expected cost are just within 5% of the elapsed time."""
     monkeypatch.setattr(budget, "LEAST_NS", 0)
     monkeypatch.setattr("lightning_modelprof.engine.budget.WINDOW_NS", 10_000_000)
     monkeypatch.setattr("lightning_modelprof.engine.budget.COUNT_NS", 2_000_000)
@@ -142,14 +142,14 @@ def test_a_window_comes_when_the_loop_has_run_for_long_enough(tmp_path, monkeypa
     }
     step_ns = before_ns[inspected[0]] / inspected[0]
     ours_ns = int(steps.phases_ns[steps.step < inspected[0], PROFILER].sum())
-    # Counting takes 2 ms, and as much for the model and its layer, by what is supposed of it.
+    # Counting is expected to take 2 ms, plus as much for the model and its layer.
     assert 0.05 * before_ns[inspected[0]] >= 4_000_000
     assert 0.05 * (before_ns[inspected[0]] * 7 / 8 - 20 * step_ns) < 4_000_000 + ours_ns
     assert 0.05 * before_ns[window.first_step] >= 10_000_000
 
 
-def test_many_small_operators_put_the_window_off(tmp_path, monkeypatch):
-    """Operators without FLOPs become events of a window, too, and it takes time to write them."""
+def test_many_small_operators_delay_window(tmp_path, monkeypatch):
+    """Operators without FLOPs also become events in a window, which take time to write."""
     monkeypatch.setattr(budget, "LEAST_NS", 0)
     num_additions = 400
 
@@ -180,8 +180,8 @@ def test_many_small_operators_put_the_window_off(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("step_ns", "reports"), [(1_000_000, 1), (1_000_000_000, 2)])
-def test_a_short_loop_has_its_report_when_it_ends(tmp_path, monkeypatch, step_ns, reports):
-    """One that has run for ten seconds has one when a window has closed, too."""
+def test_short_loop_builds_report_only_at_end(tmp_path, monkeypatch, step_ns, reports):
+    """A loop that has run for ten seconds also gets one when a window closes."""
     clock, built = Ticks(), []
 
     class Slow(Small):
@@ -195,8 +195,8 @@ def test_a_short_loop_has_its_report_when_it_ends(tmp_path, monkeypatch, step_ns
     assert len(built) == reports
 
 
-def test_a_window_is_paid_for_unless_it_was_asked_for(tmp_path, monkeypatch):
-    """Closing one takes a second each time; figures of a slow loop then wait until that is 5% of it."""
+def test_window_counts_against_budget_unless_requested(tmp_path, monkeypatch):
+    """Closing a window takes a second here. Later figures wait until that is 5% of the loop's time."""
     clock, budgets = Ticks(), []
 
     def stop(profiler, ranges):
@@ -219,7 +219,7 @@ def test_a_window_is_paid_for_unless_it_was_asked_for(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("num_steps", [60, 400])
-def test_weights_are_the_same(tmp_path, num_steps):
+def test_weights_are_unchanged(tmp_path, num_steps):
     torch.manual_seed(0)
     _, with_ours = fit(tmp_path, num_steps)
     torch.manual_seed(0)
@@ -237,8 +237,8 @@ class SlowData(torch.utils.data.Dataset):
         return torch.ones(2)
 
 
-def test_twelve_steps_have_a_verdict(tmp_path):
-    """A fit that cannot be longer, with the defaults: the wait for its batches is most of it."""
+def test_twelve_steps_get_verdict(tmp_path):
+    """A short fit with default settings, which mostly waits for data."""
     callback = ModelProfCallback(dirpath=tmp_path / "run", report={"terminal": False, "tensorboard": False})
     trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path, max_epochs=1, max_steps=-1)
     trainer.fit(Small(), torch.utils.data.DataLoader(SlowData(), batch_size=1))

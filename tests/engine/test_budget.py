@@ -1,4 +1,4 @@
-"""What the profiler takes of a loop, counted to the nanosecond, with made-up costs and clock."""
+"""Tests the overhead budget to the nanosecond, with a fake clock and made-up costs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FREE_NS = 100 * MS
 
 
 class Clock:
-    """Stands still unless somebody lets time pass; some of it without a CPU."""
+    """A clock that tests move forward, partly as time without a CPU."""
 
     def __init__(self):
         self.now = 7 * S
@@ -43,13 +43,13 @@ class Clock:
 
 
 def budget_of(clock, **options):
-    """That of a loop which begins now, in which nothing was asked for by name."""
+    """Budget of a loop that starts now, without explicit requests."""
     made = Budget(clock, ProfileConfig(), **options)
     made.begin_loop()
     return made
 
 
-def test_a_tenth_of_a_second_is_free_and_then_5_percent():
+def test_first_100_ms_are_free_then_5_percent():
     clock = Clock()
     allowed = budget_of(clock)
     assert allowed.wait_ns(0.1 * S) == 0
@@ -65,7 +65,7 @@ def test_a_tenth_of_a_second_is_free_and_then_5_percent():
     assert allowed.wait_ns(0.2 * S) == 3 * S, "other ranks were told of it"
 
 
-def test_with_several_ranks_nothing_is_free():
+def test_nothing_is_free_with_multiple_ranks():
     clock = Clock()
     allowed = budget_of(clock, is_alone=False)
     assert allowed.wait_ns(0.05 * S) == S
@@ -73,7 +73,7 @@ def test_with_several_ranks_nothing_is_free():
     assert allowed.wait_ns(0.05 * S) == 0
 
 
-def test_what_was_asked_for_by_name_is_not_counted():
+def test_explicit_requests_do_not_count():
     clock = Clock()
     allowed = budget_of(clock)
     allowed.begin()
@@ -90,8 +90,8 @@ def test_what_was_asked_for_by_name_is_not_counted():
     assert allowed.wait_ns(5.06 * S) == 0, "0.3 s were ours"
 
 
-def test_time_without_a_cpu_is_neither_the_loops_nor_ours():
-    """A machine with four times as much to do makes all of it four times as long."""
+def test_time_without_cpu_counts_for_neither_side():
+    """With four times as much load, everything takes four times as long."""
     clock = Clock()
     allowed = budget_of(clock, cpu_wait=lambda: clock.waited)
     clock.now, clock.waited = clock.now + 40 * S, 30 * S
@@ -104,10 +104,10 @@ def test_time_without_a_cpu_is_neither_the_loops_nor_ours():
     assert allowed.wait_ns(0.1 * S) == 1.5 * S, "0.5 s were ours: 0.6 s are 5% of 12, and 10.5 have passed"
 
 
-def test_where_nobody_counts_waiting_the_wall_clock_counts():
+def test_wall_clock_counts_if_cpu_wait_is_unknown():
     clock, said = Clock(), [5 * S, None]
     allowed = budget_of(clock, cpu_wait=lambda: said[0])
-    said[0] = None  # the file is gone
+    said[0] = None  # the file has disappeared
     clock.now += S
     assert allowed.elapsed_ns == S
     never = budget_of(clock, cpu_wait=lambda: None)
@@ -115,7 +115,7 @@ def test_where_nobody_counts_waiting_the_wall_clock_counts():
     assert never.elapsed_ns == S
 
 
-# A loop in which everything has a price
+# A loop in which everything has a cost
 
 
 class Ranges:
@@ -126,7 +126,7 @@ class Ranges:
 
 
 class Window(Capture):
-    """Opens and closes as the real one; nothing is recorded."""
+    """Opens and closes like the real one, but records nothing."""
 
     def __init__(self, plan, options, owner, clock, *, rank):
         size = SimpleNamespace(begin=int, end_step=int, with_another_step=int)
@@ -151,14 +151,14 @@ class Window(Capture):
         return ""
 
     def _close(self, status, reason=""):
-        self._of.pay(self._of.costs["window"] - 10 * MS)  # the other 10 ms were in its steps
+        self._of.pay(self._of.costs["window"] - 10 * MS)  # its steps already took the other 10 ms
         self._owner.take_window(self._record(status, reason), None)
         self._next_window()
         self._profiler = self.ranges = None
 
 
 class Count(Inspection):
-    """Inspects steps as the real one; nothing is looked at."""
+    """Selects steps like the real one, but inspects nothing."""
 
     def __init__(self, *args, rank, **options):
         super().__init__(*args, **options)
@@ -171,7 +171,7 @@ class Count(Inspection):
         costs, steps_ns = self._of.costs, self._of.step_ns * budget.COUNT_STEPS
         num_modules = len(list(self._of.loop.module.modules()))
         expected = budget.COUNT_NS + min(steps_ns, num_modules * budget.NS_PER_MODULE)
-        if not is_first:  # as the inspected step before it
+        if not is_first:  # like the previous inspected step
             expected = costs["times" if self._of.taken_of("times") else "count"]
         self._of.take("count" if is_first else "times", expected)
         self._of.slowed = costs["count"] if is_first else costs["times"]
@@ -184,7 +184,7 @@ class Count(Inspection):
 
 
 class Board:
-    """What the first rank says to the others, some of whom may not hear it in time."""
+    """Announcements of the first rank to the others, some of which may not hear them in time."""
 
     def __init__(self):
         self.said = {}
@@ -197,7 +197,7 @@ class Board:
 
 
 class Phases:
-    """A loop's own phases, of which there are none."""
+    """Phase source of a loop without phases."""
 
     inner = None
 
@@ -217,7 +217,7 @@ class Logger:
 
 
 class OneRank(Loop):
-    """A loop of a model with twenty layers, whose logger has a price."""
+    """Loop over a model with twenty layers, with a logger that takes time."""
 
     log_every_n_steps = 1
     make_phase_source = staticmethod(Phases)
@@ -229,14 +229,14 @@ class OneRank(Loop):
 
 
 class NoSampling(Instrument):
-    """In the place of the thread that samples."""
+    """Replaces the sampling thread."""
 
     def __init__(self, *parts):
         self.pause = self.resume = int
 
 
 class Rank:
-    """One rank's loop: a session, whose windows and inspected steps do nothing but cost time."""
+    """A rank's session, whose windows and inspected steps only take time."""
 
     def __init__(self, costs, step_ns, config, board, number=0, world_size=1, deaf=False):
         self.costs, self.step_ns, self.config = costs, step_ns, config
@@ -268,7 +268,7 @@ class Rank:
 
     @property
     def record(self):
-        """What is known so far."""
+        """Measurements so far."""
         return self.session._measured()
 
     @property
@@ -284,10 +284,10 @@ class Rank:
         return max(self.free_ns, 0.05 * (self.clock.now - self.began_ns))
 
     def take(self, what, expected_ns):
-        """It begins: then there must be room for what is expected of it."""
+        """Start something, whose expected cost must fit the budget."""
         self.taken.append((what, self.ledger.steps_ended))
         if not self.asked(what):
-            # What several ranks announced for this step begins, whatever surprised one of them since.
+            # With multiple ranks, announced work starts even if another cost has surprised a rank since.
             surprise_ns = 0 if self.free_ns else self.surprise_ns
             assert self.ours_ns + expected_ns <= self.allowed_ns + surprise_ns + 1, what
             self.surprise_ns += max(0, self.costs[what] - expected_ns)
@@ -335,14 +335,14 @@ class Rank:
 
 
 def run(costs, step_ns, num_steps, *, world_size=1, deaf=(), **options):
-    """The ranks after a loop, in which all of them wait for the slowest at the end of each step."""
+    """The ranks after a loop in which all wait for the slowest at the end of each step."""
     board, config = Board(), ProfileConfig(**options)
     ranks = [
         Rank(costs, step_ns, config, board, number, world_size, number in deaf)
         for number in range(world_size)
     ]
     for _ in range(num_steps):
-        for rank in reversed(ranks):  # the others look before the first one has said anything
+        for rank in reversed(ranks):  # the others look before the first rank announces anything
             rank.step()
         latest = max(rank.clock.now for rank in ranks)
         for rank in ranks:
@@ -370,8 +370,8 @@ COSTS = st.fixed_dictionaries(
 
 @given(COSTS, STEP_NS, STEPS, st.sampled_from([1, 1, 2, 3]))
 @settings(max_examples=20)
-def test_nothing_begins_for_which_there_is_no_room(costs, step_ns, num_steps, world_size):
-    """So no more is taken than 5% or 0.1 s, and what something took beyond all that was known of it."""
+def test_nothing_starts_beyond_budget(costs, step_ns, num_steps, world_size):
+    """The overhead is at most 5% or 0.1 s, plus unexpected costs."""
     ranks = run(costs, step_ns, num_steps, world_size=world_size)
     assert len(ranks) == world_size
     for rank in ranks:
@@ -392,7 +392,7 @@ def test_nothing_begins_for_which_there_is_no_room(costs, step_ns, num_steps, wo
         ({"count": 7, "times": 7}, 1, 100),
     ],
 )
-def test_costs_that_are_as_expected_keep_to_5_percent(costs, step_ms, num_steps, world_size):
+def test_expected_costs_stay_within_5_percent(costs, step_ms, num_steps, world_size):
     ranks = run(costs_of(**costs), step_ms * MS, num_steps, world_size=world_size)
     for rank in ranks:
         assert rank.surprise_ns == 0
@@ -408,21 +408,19 @@ def test_costs_that_are_as_expected_keep_to_5_percent(costs, step_ms, num_steps,
         ({"active": 0, "flops": True}, {"count": 900, "times": 500}, 60, 2_400 * MS),
     ],
 )
-def test_what_is_asked_for_by_name_is_done_and_takes_nothing_from_the_rest(
-    options, costs, num_steps, asked_ns
-):
+def test_explicit_requests_do_not_use_up_budget(options, costs, num_steps, asked_ns):
     [rank] = run(costs_of(**costs), 40 * MS, num_steps, **options)
     assert rank.asked_ns >= asked_ns * 0.95
     assert rank.ours_ns <= FREE_NS
     assert len(rank.logged) >= 35, "figures go on"
 
 
-def test_a_slow_logger_has_fewer_points_and_each_is_of_all_steps_since_the_last():
-    """The Trainer logs at each step, and a call takes as long as a step."""
+def test_slow_logger_gets_fewer_points():
+    """Logging at each step takes as long as the step, so each point covers all steps since the last."""
     [rank] = run(costs_of(logger=20, user_logger=20), 20 * MS, 400, flops=False, active=0, skip_first=0)
     assert 30 <= len(rank.logged) <= 41, "5% of 16 s are 0.8 s, or 40 calls"
     assert rank.ours_ns <= rank.allowed_ns
-    # The last ones are logged when the loop is over, once.
+    # The remaining steps are logged once, when the loop ends.
     before, rank.costs["logger"], rank.costs["user_logger"] = len(rank.logged), 0, 0
     rank.is_over = True
     rank.finish()
@@ -430,7 +428,7 @@ def test_a_slow_logger_has_fewer_points_and_each_is_of_all_steps_since_the_last(
     assert len(rank.logged) == before + 1
 
 
-def test_a_quick_logger_has_all_points_and_none_more_at_the_end():
+def test_fast_logger_gets_all_points_and_none_twice():
     [rank] = run(costs_of(logger=0.1), 20 * MS, 400, flops=False, active=0, skip_first=0)
     assert len(rank.logged) == 399
     rank.is_over = True
@@ -438,8 +436,8 @@ def test_a_quick_logger_has_all_points_and_none_more_at_the_end():
     assert len(rank.logged) == 399
 
 
-def test_a_dear_count_is_the_last_thing_done_in_a_short_fit():
-    """As of a model whose forward runs autograd: modules are not timed, and the report says how to ask."""
+def test_expensive_count_uses_up_short_fits_budget():
+    """As with a forward that runs autograd: modules aren't timed, and a note says how to request it."""
     [rank] = run(costs_of(count=150, times=150), 40 * MS, 80)
     assert rank.taken[:1] == [("count", 6)]
     assert "times" not in dict(rank.taken)
@@ -449,14 +447,14 @@ def test_a_dear_count_is_the_last_thing_done_in_a_short_fit():
     )
 
 
-def test_in_a_longer_fit_modules_are_timed_later():
+def test_modules_are_timed_later_in_longer_fit():
     [rank] = run(costs_of(count=150, times=50), 40 * MS, 600, active=0)
     steps = rank.taken_of("times")
     assert len(steps) == 3
     assert steps[0] >= 150, "0.15 s and as much again are 5% of 6 s"
 
 
-def test_all_ranks_open_the_window_at_the_same_step():
+def test_all_ranks_open_window_at_same_step():
     ranks = run(costs_of(), 40 * MS, 3_000, world_size=3)
     opened = {tuple(rank.opened) for rank in ranks}
     [(first,)] = opened
@@ -469,8 +467,8 @@ def test_all_ranks_open_the_window_at_the_same_step():
         assert len(window.recorded_steps) == 10
 
 
-def test_a_short_fit_of_several_ranks_has_no_window():
-    """Of 100 steps of 3 ms each, which once had one that took a fifth of them."""
+def test_short_fit_with_multiple_ranks_has_no_window():
+    """100 steps of 3 ms. A window once took a fifth of their time."""
     ranks = run(costs_of(count=17), 3 * MS, 100, world_size=2)
     assert len(ranks) == 2
     for rank in ranks:
@@ -483,12 +481,12 @@ def test_a_short_fit_of_several_ranks_has_no_window():
         assert rank.ours_ns <= 0.05 * 300 * MS
 
 
-def test_a_rank_that_hears_nothing_has_no_window_and_nobody_waits_for_it():
+def test_rank_without_announcement_has_no_window():
     ranks = run(costs_of(), 40 * MS, 3_000, world_size=3, deaf=(1,))
     assert [len(rank.opened) for rank in ranks] == [1, 0, 1]
 
 
-def test_a_rank_that_hears_too_late_says_so(monkeypatch):
+def test_rank_notes_late_announcement(monkeypatch):
     heard = []
     board_of = Board.of
 
@@ -513,7 +511,7 @@ def test_a_rank_that_hears_too_late_says_so(monkeypatch):
     )
 
 
-def test_ranks_that_cannot_talk_have_no_window_unless_asked_for(monkeypatch):
+def test_unconnected_ranks_have_only_requested_windows(monkeypatch):
     monkeypatch.setattr(Board, "of", lambda *_: None)
     ranks = run(costs_of(), 40 * MS, 3_000, world_size=2)
     assert [rank.opened for rank in ranks] == [[], []]
@@ -525,8 +523,8 @@ def test_ranks_that_cannot_talk_have_no_window_unless_asked_for(monkeypatch):
     assert [rank.opened for rank in run(costs_of(), 40 * MS, 60, world_size=2, active=10)] == [[12], [12]]
 
 
-def test_the_ranks_look_seldom():
-    """At each look a rank asks the store, which is another process or another machine."""
+def test_ranks_rarely_query_store():
+    """The store is in another process or on another machine."""
     asked = []
     told = SimpleNamespace(is_first=False, announced=asked.append, announce=None)
     board = SimpleNamespace(of=lambda *_: told)
@@ -536,7 +534,7 @@ def test_the_ranks_look_seldom():
     assert 10 <= len(asked) <= 40
 
 
-def test_a_validation_in_an_inspected_step_is_not_ours():
+def test_validation_in_inspected_step_is_not_overhead():
     config = ProfileConfig(active=0)
     rank = Rank(costs_of(count=20, times=20), 40 * MS, config, Board())
     for _ in range(60):
@@ -548,6 +546,6 @@ def test_a_validation_in_an_inspected_step_is_not_ours():
     assert rank.session._budget._spent_ns <= 4 * 31 * MS
 
 
-def test_the_defaults_are_what_the_docs_say():
+def test_defaults_match_docs():
     assert (budget.SHARE, budget.LEAST_NS) == (0.05, FREE_NS)
     assert ProfileConfig().schedule == Schedule(skip_first=10, wait=1, warmup=1, active=10, repeat=1)

@@ -1,4 +1,4 @@
-"""Whatever fails in the profiler: training goes on, one warning is given, and what still works is written."""
+"""Tests that if the profiler fails, training continues with one warning and other outputs are written."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.slow
 
 
 class Fault(Exception):
-    """What is thrown into the package."""
+    """Error raised inside the package."""
 
 
 def broken(error=Fault):
@@ -58,7 +58,7 @@ def broken(error=Fault):
 
 
 def train(folder, *callbacks, **trainer):
-    """The weights after a fit from the same seed, and the trainer."""
+    """Weights after a fit with a fixed seed, and the trainer."""
     torch.manual_seed(5)
     module = Net()
     made = make_trainer(folder, *callbacks, **trainer)
@@ -68,13 +68,13 @@ def train(folder, *callbacks, **trainer):
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    """What training without the callback gives."""
+    """Weights after training without the callback."""
     return train(tmp_path_factory.mktemp("without"))[0]
 
 
 @pytest.fixture
 def harmless(tmp_path, weights, monkeypatch):
-    """Trains with the callback and checks that training did not notice; returns it and our warnings."""
+    """Train with the callback and check that training is unaffected; return the callback and our warnings."""
 
     def fit(*, trainer=None, **arguments):
         callback = make_callback(tmp_path, **({"steps": (3, 6)} | arguments))
@@ -85,8 +85,8 @@ def harmless(tmp_path, weights, monkeypatch):
         assert type(made.profiler).__name__ == "PassThroughProfiler"
         assert not is_profiling()
         monkeypatch.undo()
-        PROCESS_LOOPS.forget()  # which would write now what could not be written then
-        with our_warnings() as later:  # what was broken does not reach the next fit
+        PROCESS_LOOPS.forget()  # would retry the failed writes
+        with our_warnings() as later:  # the next fit is unaffected
             again = make_callback(tmp_path / "again", steps=(3, 6), files=False)
             train(tmp_path / "again", again, limit_train_batches=8)
         assert later == []
@@ -96,7 +96,7 @@ def harmless(tmp_path, weights, monkeypatch):
     return fit
 
 
-# An error of our own: the whole measurement steps aside
+# Internal errors: all measuring stops
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def harmless(tmp_path, weights, monkeypatch):
         pytest.param(trace_work, "build_report", 6, id="report is built"),
     ],
 )
-def test_an_internal_error(tmp_path, monkeypatch, harmless, owner, name, num_steps):
+def test_internal_error_stops_only_profiler(tmp_path, monkeypatch, harmless, owner, name, num_steps):
     monkeypatch.setattr(owner, name, broken())
     callback, messages = harmless()
     assert len(messages) == 1, messages
     assert "an internal error stopped the profiler; training continues without it" in messages[0]
-    assert "broken by a test" in messages[0]  # the traceback, to report it with
+    assert "broken by a test" in messages[0]  # the traceback, for a bug report
     if num_steps is None:  # nothing was measured yet
         assert callback.run is None
         return
@@ -128,8 +128,8 @@ def test_an_internal_error(tmp_path, monkeypatch, harmless, owner, name, num_ste
     assert callback.run.info.status == "aborted"
 
 
-def test_an_internal_error_between_start_and_stop_of_a_window(tmp_path, monkeypatch, harmless):
-    """torch is recording when the error comes."""
+def test_internal_error_within_window_stops_profiler(tmp_path, monkeypatch, harmless):
+    """torch is recording when the error occurs."""
     begin_step = Capture.begin_step
 
     def fail_inside(self, step):
@@ -144,7 +144,7 @@ def test_an_internal_error_between_start_and_stop_of_a_window(tmp_path, monkeypa
     assert len(load_run(tmp_path / "modelprof").ranks[0].steps) == 5
 
 
-def test_an_internal_error_at_the_very_end(tmp_path, monkeypatch, harmless):
+def test_internal_error_at_end_keeps_all_steps(tmp_path, monkeypatch, harmless):
     monkeypatch.setattr(Results, "conclude", broken())
     callback, messages = harmless(active=0, steps=None)
     assert len(messages) == 1, messages
@@ -154,25 +154,25 @@ def test_an_internal_error_at_the_very_end(tmp_path, monkeypatch, harmless):
 @pytest.mark.parametrize(
     ("owner", "name"), [(Capture, "abandon"), (Results, "make_run")], ids=["stopping", "saving"]
 )
-def test_stepping_aside_fails_as_well(monkeypatch, harmless, owner, name):
-    monkeypatch.setattr(traces.Traces, "add", broken())  # the profiler has stopped by then
+def test_failing_cleanup_adds_one_warning(monkeypatch, harmless, owner, name):
+    monkeypatch.setattr(traces.Traces, "add", broken())  # after the profiler has stopped
     monkeypatch.setattr(owner, name, broken())
     _, messages = harmless()
     assert len(messages) == 2, messages
     assert "couldn't clean up or save everything" in messages[1]
 
 
-def test_live_figures(tmp_path, monkeypatch, harmless):
+def test_failing_live_figures_warn_once(tmp_path, monkeypatch, harmless):
     monkeypatch.setattr(live, "averages", broken())
     _, messages = harmless(trainer={"enable_progress_bar": True})
     assert len(messages) == 1, messages
 
 
-# An output that fails: the others go on
+# Failing outputs: the others continue
 
 
 class Failing(Logger):
-    """Takes the user's metrics and fails at ours."""
+    """Accepts the user's metrics and fails at ours."""
 
     name = "failing"
     version = 0
@@ -186,7 +186,7 @@ class Failing(Logger):
 
 
 class Listening(Failing):
-    """Keeps ours."""
+    """Stores the names of our metrics."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +196,7 @@ class Listening(Failing):
         self.seen += [name for name in metrics if name.startswith("modelprof/")]
 
 
-def test_a_logger_that_fails(tmp_path, harmless):
+def test_failing_logger_does_not_affect_others(tmp_path, harmless):
     listening = Listening()
     callback, messages = harmless(trainer={"logger": [Failing(), listening]})
     assert len(messages) == 1, messages
@@ -210,7 +210,7 @@ FILES = {"run.json", "report.json", "report.txt", "report.html", "traces/rank0_s
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
-def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, harmless, name):
+def test_unwritable_file_does_not_affect_others(tmp_path, monkeypatch, harmless, name):
     save_run, write_atomically = outputs.save_run, outputs.write_atomically
 
     def check(path):
@@ -222,21 +222,21 @@ def test_a_file_that_cannot_be_written(tmp_path, monkeypatch, harmless, name):
         outputs, "write_atomically", lambda path, data: (check(path), write_atomically(path, data))
     )
     callback, messages = harmless()
-    assert len(messages) == 1, messages  # once, though most files are written at the window's end too
+    assert len(messages) == 1, messages  # only one, though most files are also written at the window's end
     assert "couldn't write" in messages[0]
     assert name in messages[0]
     assert "No space left on device" in messages[0]
     folder = tmp_path / "modelprof"
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     claim = {run_folder.CLAIM_FILE} if name == "run.json" else set()  # until there is an archive
-    raw = {name.removesuffix(".gz")} if name.endswith(".gz") else set()  # as torch wrote it
+    raw = {name.removesuffix(".gz")} if name.endswith(".gz") else set()  # torch's uncompressed trace
     assert found == FILES - {name} | claim | raw
     assert len(steps_of(callback)) == 32
     (table,) = (table for table in callback.report.tables if table.id == "model_summary")
-    assert table.rows  # the trace was read all the same
+    assert table.rows  # the trace was still read
 
 
-def test_torch_cannot_write_the_trace(tmp_path, monkeypatch, harmless):
+def test_missing_trace_is_explained(tmp_path, monkeypatch, harmless):
     monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", lambda self, path: None)
     callback, messages = harmless()
     assert len(messages) == 1, messages
@@ -246,8 +246,8 @@ def test_torch_cannot_write_the_trace(tmp_path, monkeypatch, harmless):
     assert "torch couldn't write the trace" in table.absent_reason
 
 
-def test_torch_cannot_write_any_trace(tmp_path, monkeypatch, harmless):
-    """On a full disk torch leaves an empty file behind for each window."""
+def test_full_disk_warns_once_for_all_traces(tmp_path, monkeypatch, harmless):
+    """On a full disk, torch leaves an empty file for each window."""
     monkeypatch.setattr(
         torch.profiler.profile, "export_chrome_trace", lambda self, path: Path(f"{path}.tmp").touch()
     )
@@ -259,7 +259,7 @@ def test_torch_cannot_write_any_trace(tmp_path, monkeypatch, harmless):
     assert list(tmp_path.rglob("*.tmp")) == []
 
 
-def test_a_trace_that_is_cut_off(tmp_path, monkeypatch, harmless):
+def test_truncated_trace_is_explained(tmp_path, monkeypatch, harmless):
     export = torch.profiler.profile.export_chrome_trace
 
     def cut(self, path):
@@ -276,7 +276,7 @@ def test_a_trace_that_is_cut_off(tmp_path, monkeypatch, harmless):
     assert len(steps_of(callback)) == 32
 
 
-def test_the_folder_of_traces_cannot_be_made(tmp_path, harmless):
+def test_blocked_traces_directory_is_reported(tmp_path, harmless):
     (tmp_path / "modelprof").mkdir()
     (tmp_path / "modelprof" / "traces").write_text("a file is in the way")
     callback, messages = harmless()
@@ -287,7 +287,7 @@ def test_the_folder_of_traces_cannot_be_made(tmp_path, harmless):
     assert table.rows
 
 
-def test_the_terminal(tmp_path, monkeypatch, harmless):
+def test_failing_terminal_does_not_affect_files(tmp_path, monkeypatch, harmless):
     monkeypatch.setattr(outputs, "print_report", broken(BrokenPipeError))
     _, messages = harmless(terminal=True)
     assert len(messages) == 1, messages
@@ -295,7 +295,7 @@ def test_the_terminal(tmp_path, monkeypatch, harmless):
     assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
-def test_a_page_that_is_not_there_is_not_named(capsys, monkeypatch, harmless):
+def test_missing_page_is_not_mentioned(capsys, monkeypatch, harmless):
     monkeypatch.setattr(outputs, "render_html", broken())
     _, messages = harmless(terminal=True)
     assert len(messages) == 1, messages
@@ -305,7 +305,7 @@ def test_a_page_that_is_not_there_is_not_named(capsys, monkeypatch, harmless):
 
 
 @pytest.mark.parametrize("name", ["write_report", "write_layout"])
-def test_tensorboard(tmp_path, capsys, monkeypatch, harmless, name):
+def test_failing_tensorboard_does_not_affect_others(tmp_path, capsys, monkeypatch, harmless, name):
     monkeypatch.setattr(outputs, name, broken())
     _, messages = harmless(terminal=True, trainer={"logger": TensorBoardLogger(tmp_path)})
     assert len(messages) == 1, messages
@@ -314,7 +314,7 @@ def test_tensorboard(tmp_path, capsys, monkeypatch, harmless, name):
     assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
-def test_a_summary_writer_that_cannot_be_made(tmp_path, capsys, monkeypatch, harmless):
+def test_failing_summary_writer_does_not_affect_others(tmp_path, capsys, monkeypatch, harmless):
     class TensorBoardLogger(Listening):
         is_broken = False
 
@@ -325,7 +325,7 @@ def test_a_summary_writer_that_cannot_be_made(tmp_path, capsys, monkeypatch, har
             return None
 
         def log_metrics(self, metrics, step=None):
-            self.is_broken = True  # not before: Lightning asks for the writer in setup
+            self.is_broken = True  # only now, as Lightning uses the writer in setup
             super().log_metrics(metrics, step)
 
     logger = TensorBoardLogger()
@@ -336,7 +336,7 @@ def test_a_summary_writer_that_cannot_be_made(tmp_path, capsys, monkeypatch, har
     assert "modelprof/ips" in logger.seen
 
 
-# The user's function
+# User functions
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_summary_writer_that_cannot_be_made(tmp_path, capsys, monkeypatch, har
         pytest.param(lambda batch: "2", "samples_fn raised TypeError", id="text"),
     ],
 )
-def test_samples_fn(tmp_path, harmless, samples_fn, problem):
+def test_failing_samples_fn_drops_only_samples(tmp_path, harmless, samples_fn, problem):
     callback, messages = harmless(samples_fn=samples_fn, unit="tokens")
     assert len(messages) == 1, messages
     assert problem in messages[0]
@@ -359,7 +359,7 @@ def test_samples_fn(tmp_path, harmless, samples_fn, problem):
     assert windows_of(callback)[0].status is WindowStatus.COMPLETE
 
 
-def test_samples_fn_has_another_chance_in_the_next_fit(tmp_path):
+def test_samples_fn_is_called_again_in_next_fit(tmp_path):
     is_broken = True
 
     def count(batch):
@@ -376,8 +376,8 @@ def test_samples_fn_has_another_chance_in_the_next_fit(tmp_path):
     assert (steps_of(callback).samples == 7).all()
 
 
-def test_the_broken_parts_are_used_at_all(tmp_path):
-    """The faults above are thrown into functions that a good fit calls."""
+def test_good_fit_uses_broken_parts(tmp_path):
+    """A good fit calls the functions broken above."""
     assert trace_work.TraceFacts is trace_facts.TraceFacts
     assert {path.name for path in tmp_path.iterdir()} == set()
     callback = make_callback(tmp_path, steps=(3, 6))
@@ -386,7 +386,7 @@ def test_the_broken_parts_are_used_at_all(tmp_path):
     assert found == FILES
 
 
-# Several processes
+# Multiple processes
 
 DDP = """
 import json
@@ -442,11 +442,11 @@ def test_every_rank_writes_its_files(ddp):
         assert len(run.ranks[0].steps) == 16
 
 
-def test_all_ranks_table(ddp):
+def test_all_ranks_table_combines_ranks(ddp):
     folder, _ = ddp
     files = [folder / "whole" / "modelprof" / name for name in ("run.json", "run_rank1.json")]
     clean = [load_run(file).ranks[0].steps.clean() for file in files]
-    figures = all_ranks(load_run(files[0]).rank_steps)  # the first rank has heard from the other
+    figures = all_ranks(load_run(files[0]).rank_steps)  # includes the other rank's figures
     assert figures.num_steps == sum(len(steps) for steps in clean)
     assert figures.batch_total_ns == sum(int(steps.duration_ns.sum()) for steps in clean)
     assert figures.batch_max_ns == max(int(steps.duration_ns.max()) for steps in clean)
@@ -461,7 +461,7 @@ def test_all_ranks_table(ddp):
     assert "All 2 ranks" in (folder / "whole" / "modelprof" / "report.txt").read_text()
 
 
-def test_a_rank_that_failed_keeps_nobody_waiting(ddp):
+def test_failed_rank_does_not_block_others(ddp):
     folder, errors = ddp
     assert errors.count("an internal error stopped the profiler") == 1
     whole = load_run(folder / "broken" / "modelprof" / "run.json")
@@ -473,7 +473,7 @@ def test_a_rank_that_failed_keeps_nobody_waiting(ddp):
 
 
 class Raising(Callback):
-    """Fails when it is told that training has failed; Lightning then tells nobody else."""
+    """Fails in on_exception, after which Lightning calls no other callback's hook."""
 
     def on_exception(self, trainer, pl_module, exception):
         raise ValueError("of another callback")
@@ -484,7 +484,7 @@ class Raising(Callback):
     [(6, RuntimeError, "failed"), (12, RuntimeError, "failed"), (21, KeyboardInterrupt, "interrupted")],
     ids=["in the counted step", "later", "in a window"],
 )
-def test_another_callback_that_fails_at_an_exception_leaves_nothing_of_ours(tmp_path, batch, error, status):
+def test_callback_failing_in_on_exception_leaves_nothing_running(tmp_path, batch, error, status):
     class Failing(Net):
         def training_step(self, batch_of_rows, batch_idx):
             if batch_idx == batch:
@@ -506,16 +506,16 @@ def test_another_callback_that_fails_at_an_exception_leaves_nothing_of_ours(tmp_
     assert [window.recorded_steps for window in run.ranks[0].windows] == [(18, 19, 20) if batch == 21 else ()]
 
 
-# Errors that are the program's, and come while our code runs
+# Errors of the program that occur while our code runs
 
 
 @pytest.fixture
 def child_ends():
-    """Says that a child has ended; the handler raises once, as torch's does where a worker was killed."""
+    """Signals that a child has ended. The handler raises once, like torch's when a worker was killed."""
     killed = []
 
     def handler(number, frame):
-        if killed:  # and not a child of somebody else's
+        if killed:  # ignores other children
             raise RuntimeError(killed.pop())
 
     def end():
@@ -546,7 +546,7 @@ class BreaksOff(Callback):
             raise ConnectionResetError("by a worker")
 
 
-def test_a_worker_that_is_killed_costs_no_report(tmp_path, child_ends_at_stop):
+def test_report_survives_killed_worker(tmp_path, child_ends_at_stop):
     callback = make_callback(tmp_path, active=0)
     with our_warnings() as messages, pytest.raises(ConnectionResetError):
         train(tmp_path, callback, BreaksOff())
@@ -561,7 +561,7 @@ def test_a_worker_that_is_killed_costs_no_report(tmp_path, child_ends_at_stop):
     assert profiler.report is not None
 
 
-def test_its_error_comes_after_the_report_where_there_is_no_other(tmp_path, child_ends_at_stop):
+def test_worker_error_is_raised_after_report(tmp_path, child_ends_at_stop):
     callback = make_callback(tmp_path, active=0)
     with our_warnings() as messages, pytest.raises(RuntimeError, match="worker is killed"):
         train(tmp_path, callback)
@@ -569,7 +569,7 @@ def test_its_error_comes_after_the_report_where_there_is_no_other(tmp_path, chil
     assert (callback.run.info.status, callback.report is None) == ("finished", False)
 
 
-def test_its_error_in_a_hook_of_ours_is_the_programs(tmp_path, child_ends):
+def test_worker_error_in_our_hook_reaches_program(tmp_path, child_ends):
     class Ends(Action):
         def __enter__(self):
             child_ends()

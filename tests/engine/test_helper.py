@@ -1,4 +1,4 @@
-"""The process beside the training that packs and analyzes traces: it is waited for by nobody, and may die."""
+"""Tests the background process that packs and analyzes traces. It may die, and training doesn't wait."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ LAST_STEP = 31
 
 @pytest.fixture(autouse=True)
 def _has_a_cpu(monkeypatch):
-    """The process lacks no CPU, whatever else the machine does."""
+    """Pretend that the helper always gets a CPU, even on a busy machine."""
     monkeypatch.setattr(helpers, "_NICENESS", 1)
     monkeypatch.setattr(helpers, "read_pace", lambda number: ProcessPace(time.monotonic(), wants_cpu=True))
 
@@ -62,7 +62,7 @@ def lack_a_cpu(monkeypatch):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """The folder for temporary files, which must be empty in the end."""
+    """Directory for temporary files, which must be empty at the end."""
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -70,7 +70,7 @@ def temporary(tmp_path, monkeypatch):
     assert left_in(folder) == []
     assert not OWN_PROCESSES
     deadline = time.monotonic() + 60
-    while helpers_alive():  # one that is killed has a low priority until it is gone
+    while helpers_alive():  # a killed helper still has low priority until it ends
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -84,7 +84,7 @@ def helpers_alive():
 
 
 def left_in(folder):
-    """Without what jinja2 keeps there for all programs of a user, and what killed workers leave."""
+    """Files in the directory, except those that killed workers leave."""
     return [path for path in folder.iterdir() if not path.name.startswith("pymp-")]
 
 
@@ -97,12 +97,12 @@ def helper_of(callback):
 
 
 def slowly(seconds, name, *arguments, **how):
-    """Start the process so that it sleeps before each task."""
+    """Start the helper so that it sleeps before each task."""
     return doing(f"time.sleep({seconds})", name, *arguments, **how)
 
 
 def doing(what, name, *arguments, **how):
-    """Start the process so that it does something before each task."""
+    """Start the helper so that it runs ``what`` before each task."""
     code = (
         "import os, sys, time; from lightning_modelprof.engine import helper, trace_work\n"
         "do = trace_work.TraceWork.do\n"
@@ -125,11 +125,11 @@ def doing(what, name, *arguments, **how):
 
 
 def at(step, do):
-    """A model that does something in one of its steps."""
+    """Model that calls ``do`` in one step."""
     return Net(at_batch=lambda number: do() if number == step else None)
 
 
-def test_it_does_what_is_done_without_it(tmp_path, temporary):
+def test_helper_gives_same_results_at_low_priority(tmp_path, temporary):
     seen = []
     callback = make_callback(tmp_path, steps=(3, 6))
 
@@ -151,14 +151,14 @@ def test_it_does_what_is_done_without_it(tmp_path, temporary):
     assert read_report(tmp_path / "modelprof").tables == callback.report.tables
 
 
-def test_it_has_no_torch():
+def test_helper_does_not_import_torch():
     code = (
         "import sys, lightning_modelprof.engine.helper; assert not {'torch', 'lightning'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_weights_are_the_same(tmp_path, temporary):
+def test_weights_are_unchanged(tmp_path, temporary):
     weights = []
     for kind in ("with", "without"):
         torch.manual_seed(3)
@@ -169,8 +169,8 @@ def test_weights_are_the_same(tmp_path, temporary):
     assert torch.equal(*weights)
 
 
-def test_the_training_waits_for_nothing(tmp_path, temporary, monkeypatch):
-    """Nothing that follows an export is done before the last step, and that step comes."""
+def test_training_does_not_wait_for_helper(tmp_path, temporary, monkeypatch):
+    """The helper can't work before the last step, which training still reaches."""
     go = tmp_path / "go"
     until = f"while not os.path.exists({str(go)!r}): time.sleep(0.01)"
     monkeypatch.setattr(helpers, "start_module", partial(doing, until))
@@ -188,7 +188,7 @@ def test_the_training_waits_for_nothing(tmp_path, temporary, monkeypatch):
     assert table_of(callback.report, "model_summary_1").rows
 
 
-def test_no_process_is_started_for_a_report_alone(tmp_path, temporary, monkeypatch):
+def test_no_helper_starts_for_report_alone(tmp_path, temporary, monkeypatch):
     started = []
     monkeypatch.setattr(
         helpers, "start_module", lambda *args, **how: started.append(1) or start_module(*args, **how)
@@ -200,7 +200,7 @@ def test_no_process_is_started_for_a_report_alone(tmp_path, temporary, monkeypat
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_it_dies(tmp_path, temporary, monkeypatch, files):
+def test_killed_helper_is_reported(tmp_path, temporary, monkeypatch, files):
     monkeypatch.setattr(helpers, "start_module", partial(slowly, 60))
     callback = make_callback(tmp_path, steps=(3, 6), files=files)
 
@@ -224,7 +224,7 @@ def test_it_dies(tmp_path, temporary, monkeypatch, files):
 
 
 def sleeping_python(folder):
-    """An interpreter that never comes to our module."""
+    """Interpreter that never reaches our module."""
     path = folder / "python-that-sleeps"
     path.write_text("#!/bin/sh\nexec sleep 600\n")
     path.chmod(0o700)
@@ -233,8 +233,8 @@ def sleeping_python(folder):
 
 @pytest.mark.parametrize("files", [True, False])
 @pytest.mark.parametrize("why", ["stopped", "never_starts", "lacks_a_cpu"])
-def test_the_training_thread_does_what_it_does_not(tmp_path, temporary, monkeypatch, why, files):
-    """Nothing is lost, and there is nothing to warn of."""
+def test_training_thread_takes_over_if_helper_stalls(tmp_path, temporary, monkeypatch, why, files):
+    """Nothing is lost, and no warning appears."""
     monkeypatch.setattr(helpers, "STALLED_S", 0.5)
     monkeypatch.setattr(helpers, "_PACE_S", 0.1)
     callback, do = make_callback(tmp_path, steps=(3, 6), files=files), list
@@ -264,8 +264,8 @@ def test_the_training_thread_does_what_it_does_not(tmp_path, temporary, monkeypa
 
 
 @pytest.mark.parametrize("files", [True, False])
-def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, files):
-    """It analyzes the first window, lacks a CPU for the second, and is ended while it packs that."""
+def test_finished_work_is_not_repeated(tmp_path, temporary, monkeypatch, files):
+    """The helper analyzes the first window, gets no CPU for the second, and is killed while packing it."""
     left = tmp_path / "modelprof" / "traces" / f".rank0_steps_9-11.pt.trace.json.gz.{'0a' * 16}"
     callback, analyzed = make_callback(tmp_path, active=3, wait=2, repeat=2, files=files), []
     monkeypatch.setattr(
@@ -281,7 +281,7 @@ def test_what_it_has_done_is_not_done_again(tmp_path, temporary, monkeypatch, fi
             while results._helper.num_open:
                 assert time.monotonic() < deadline
                 results.poll()
-                time.sleep(0.01)  # and leave it a CPU
+                time.sleep(0.01)  # leaves the helper a CPU
             os.kill(results._helper._process.pid, signal.SIGSTOP)
         if step == LAST_STEP and files:
             left.write_bytes(b"half of it")
@@ -308,8 +308,8 @@ def setting_of(folder=None):
     ("share", "wants_cpu", "waits_s"),
     [(0.4, True, 0.5), (0.4, False, 5.0), (0.0, False, 5.0), (0.6, True, None)],
 )
-def test_how_long_it_is_waited_for(tmp_path, temporary, monkeypatch, share, wants_cpu, waits_s):
-    """By a clock that goes on by half a second with each look at the process."""
+def test_wait_for_helper_depends_on_its_pace(tmp_path, temporary, monkeypatch, share, wants_cpu, waits_s):
+    """The clock advances by half a second each time the helper's pace is read."""
     clock = [0.0]
 
     def pace(number):
@@ -330,13 +330,13 @@ def test_how_long_it_is_waited_for(tmp_path, temporary, monkeypatch, share, want
         came = helper.answers()
         num_looks += 1
     assert [answer.window for answer in came] == ([] if waits_s is None else [0])
-    begin_s = 0.5  # the first look at the process is what later ones are compared with
+    begin_s = 0.5  # the first reading is the baseline
     assert waits_s is None or clock[0] - begin_s == waits_s
     assert not helper.problem
     helper.close()
 
 
-def test_a_trace_that_was_packed_before_is_read_from_there(tmp_path):
+def test_packed_trace_is_read_again(tmp_path):
     callback = run_fit(tmp_path, steps=(3, 6))
     (window,) = windows_of(callback)
     folder = tmp_path / "modelprof"
@@ -352,8 +352,8 @@ def test_a_trace_that_was_packed_before_is_read_from_there(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [Helper, ThreadHelper, ProcessHelper])
-def test_a_trace_that_is_not_kept_is_gone_once_it_is_answered(tmp_path, temporary, kind):
-    """The training that asked may be dead by then."""
+def test_unsaved_trace_is_deleted_after_answer(tmp_path, temporary, kind):
+    """The training process may be dead by then."""
     raw = tmp_path / "raw.json"
     raw.write_text("{}")
     helper = kind(setting_of())
@@ -367,8 +367,8 @@ def test_a_trace_that_is_not_kept_is_gone_once_it_is_answered(tmp_path, temporar
     helper.close()
 
 
-def test_one_that_does_not_end_is_left(monkeypatch):
-    """A process that waits for a disk ends when the disk answers."""
+def test_unkillable_helper_is_abandoned(monkeypatch):
+    """A process blocked by a disk ends only when the disk answers."""
     waits = []
 
     class Stuck:
@@ -386,8 +386,8 @@ def test_one_that_does_not_end_is_left(monkeypatch):
     assert waits == [helpers._GONE_S]
 
 
-def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
-    """What it has found out is there for the report."""
+def test_helper_killed_after_analysis_loses_nothing(tmp_path, temporary):
+    """Its results are available for the report."""
     callback = make_callback(tmp_path, steps=(3, 6))
 
     def kill():
@@ -407,8 +407,8 @@ def test_it_dies_when_it_has_analyzed_all(tmp_path, temporary):
     assert read_report(tmp_path / "modelprof").tables == callback.report.tables
 
 
-def test_what_it_found_out_is_lost(tmp_path, temporary, monkeypatch):
-    """The report has no tables of the window, and says why."""
+def test_lost_results_are_reported(tmp_path, temporary, monkeypatch):
+    """The report has no tables for the window and says why."""
     monkeypatch.setattr(helpers.ProcessHelper, "facts", lambda self: {})
     callback = make_callback(tmp_path, steps=(3, 6))
     with our_warnings() as messages:
@@ -419,8 +419,8 @@ def test_what_it_found_out_is_lost(tmp_path, temporary, monkeypatch):
     assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
 
 
-def test_the_newest_facts_are_never_written_over(tmp_path):
-    """Whoever reads them may have heard of the last or the last but one."""
+def test_newest_facts_are_never_overwritten(tmp_path):
+    """Readers may know the place of the newest facts or of those before."""
     with (tmp_path / "facts").open("w+b", buffering=0) as file:
         kept, places = helpers._KeptFacts(file.fileno()), [(0, 0)]
         for number in range(20):
@@ -434,8 +434,8 @@ def test_the_newest_facts_are_never_written_over(tmp_path):
         assert max(end for _, end in places) < 4 * 4100
 
 
-def test_it_runs_out_of_memory(tmp_path, temporary):
-    """The system gives it none for the trace."""
+def test_helper_out_of_memory_keeps_report_and_trace(tmp_path, temporary):
+    """The system refuses memory for the trace."""
     callback = make_callback(tmp_path, steps=(3, 6), record_shapes=True)
 
     def limit():
@@ -452,8 +452,8 @@ def test_it_runs_out_of_memory(tmp_path, temporary):
     assert table_of(read_report(tmp_path / "modelprof"), "model_summary").rows
 
 
-def test_ctrl_c_while_it_is_waited_for(tmp_path, temporary, monkeypatch):
-    # Lightning ignores the signal for good once it has seen it, in another test.
+def test_ctrl_c_while_waiting_for_helper_keeps_run(tmp_path, temporary, monkeypatch):
+    # After handling the signal once, in another test, Lightning ignores it.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(helpers, "start_module", partial(slowly, 60))
     monkeypatch.setattr(ProcessHelper, "look", lambda self: os.kill(os.getpid(), signal.SIGINT))
@@ -465,7 +465,7 @@ def test_ctrl_c_while_it_is_waited_for(tmp_path, temporary, monkeypatch):
     assert traces_in(tmp_path) == ["rank0_steps_3-5.pt.trace.json"]
 
 
-def test_a_thread_where_processes_are_forbidden(tmp_path, temporary, monkeypatch):
+def test_thread_replaces_helper_if_processes_are_forbidden(tmp_path, temporary, monkeypatch):
     def forbidden(*args, **how):
         raise PermissionError("no more processes")
 
@@ -481,7 +481,7 @@ def test_a_thread_where_processes_are_forbidden(tmp_path, temporary, monkeypatch
 
 
 @pytest.mark.parametrize(("executable", "is_frozen"), [("/usr/bin/my-app", False), ("", False), (None, True)])
-def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, executable, is_frozen):
+def test_program_that_is_not_python_is_not_started(monkeypatch, executable, is_frozen):
     if executable is not None:
         monkeypatch.setattr(sys, "executable", executable)
     monkeypatch.setattr(sys, "frozen", is_frozen, raising=False)
@@ -489,7 +489,7 @@ def test_a_program_that_is_no_python_is_not_started_again(monkeypatch, executabl
         start_module("lightning_modelprof.engine.helper")
 
 
-def test_what_it_uses_is_not_the_workers(tmp_path, temporary):
+def test_helper_cpu_is_not_counted_as_workers(tmp_path, temporary):
     numbers = (str(os.getpid()), "1", "1")
     process = start_module("lightning_modelprof.engine.helper", *numbers, stdin=subprocess.PIPE)
     try:
@@ -544,7 +544,7 @@ CLOSES_ALL = """
 
 
 @pytest.mark.parametrize("when", ["while_it_works", "after_a_look"])
-def test_the_program_closes_all_files_and_uses_their_numbers_again(tmp_path, when):
+def test_program_may_close_and_reuse_our_file_descriptors(tmp_path, when):
     done = run_script(CLOSES_ALL, tmp_path, when, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the process that analyzes traces lost" in done.stdout
@@ -580,8 +580,8 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_training_is_killed(tmp_path, num_workers):
-    folder = Path(tempfile.mkdtemp())  # a short name: it is part of those of sockets
+def test_killed_training_leaves_no_temporary_files(tmp_path, num_workers):
+    folder = Path(tempfile.mkdtemp())  # a short name, as it is part of socket paths
     before = set(Path("/dev/shm").iterdir())
     done = run_script(SCRIPT, tmp_path, "training", num_workers, cwd=tmp_path, env={"TMPDIR": str(folder)})
     assert done.returncode == -signal.SIGKILL
@@ -594,7 +594,7 @@ def test_the_training_is_killed(tmp_path, num_workers):
     assert {
         path
         for path in set(Path("/dev/shm").iterdir()) - before
-        if not ("torch" in path.name or path.name.startswith(("sem.", "joblib_")))  # joblib: of other tests
+        if not ("torch" in path.name or path.name.startswith(("sem.", "joblib_")))  # joblib: from other tests
     } == set()
     shutil.rmtree(folder)
     traces = traces_in(tmp_path)
@@ -602,7 +602,7 @@ def test_the_training_is_killed(tmp_path, num_workers):
     assert not any(name.startswith(".") for name in traces)
 
 
-def test_writing_to_one_that_is_gone_does_not_end_the_program(tmp_path):
+def test_writing_to_dead_helper_does_not_end_program(tmp_path):
     done = run_script(SCRIPT, tmp_path, "helper", 0, cwd=tmp_path)
     assert done.stdout.strip().endswith("done"), done.stderr
     assert load_run(tmp_path / "modelprof").info.status == "finished"

@@ -1,4 +1,4 @@
-"""What is shown while training runs: scalars, and who gets a folder."""
+"""Tests the scalars logged during training, and how runs claim directories."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support.fits import run_fit
 
 
 class CountingLogger(CSVLogger):
-    """Keeps what it is asked to log of ours."""
+    """Stores our metrics."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.logged: list[tuple[int, dict[str, float]]] = []
 
-    def log_metrics(self, *, metrics, step=None):  # by name, as Lightning does
+    def log_metrics(self, *, metrics, step=None):  # keyword arguments, as Lightning passes them
         ours = {name: value for name, value in metrics.items() if name.startswith("modelprof/")}
         if ours:
             self.logged.append((step, ours))
@@ -41,7 +41,7 @@ class CountingLogger(CSVLogger):
     [(None, 10, 2), (5, 10, 4), (0, 10, 0), (None, 0, 0)],
     ids=["the Trainer's", "our own", "none of ours", "the Trainer logs nothing"],
 )
-def test_scalars_come_as_often_as_asked_for(tmp_path, ours, of_trainer, num_points):
+def test_scalars_are_logged_at_requested_interval(tmp_path, ours, of_trainer, num_points):
     logger = CountingLogger(tmp_path)
     run_fit(
         tmp_path,
@@ -58,7 +58,7 @@ def test_scalars_come_as_often_as_asked_for(tmp_path, ours, of_trainer, num_poin
 
 
 @pytest.mark.slow
-def test_memory_is_logged_as_it_was_read_at_that_moment(tmp_path, monkeypatch):
+def test_logged_memory_is_read_at_that_moment(tmp_path, monkeypatch):
     readings = iter(range(1, 100))
     monkeypatch.setattr(loop_memory, "process_memory", lambda: ProcessMemory(next(readings) * 2**20, None))
     monkeypatch.setattr(loop_memory, "device_memory", lambda device: DeviceBytes(allocated=3 * 2**19))
@@ -74,14 +74,14 @@ def test_memory_is_logged_as_it_was_read_at_that_moment(tmp_path, monkeypatch):
 
 
 class Reader:
-    """What TensorBoard's own plugins see of a log directory, by its own loaders."""
+    """Reads a log directory as TensorBoard's plugins do."""
 
     def __init__(self, folder):
         self.multiplexer = EventMultiplexer()
         self.multiplexer.AddRunsFromDirectory(str(folder)).Reload()
 
     def charts(self):
-        """Titles of the charts of the Custom Scalars tab, of the one run."""
+        """Chart titles on the Custom Scalars tab for the only run."""
         provider = MultiplexerDataProvider(self.multiplexer, "")
         tag = "custom_scalars__config__"
         found = provider.read_tensors(
@@ -97,20 +97,20 @@ class Reader:
 
 
 @pytest.mark.slow
-def test_tensorboard_has_one_run_one_text_and_the_charts_that_have_a_curve(tmp_path):
-    """On a CPU whose peak nobody knows there is no MFU; there once was a text for each table."""
+def test_tensorboard_has_one_run_one_text_and_no_empty_charts(tmp_path):
+    """A CPU with an unknown peak has no MFU. There once was a text for each table."""
     trainer = {"logger": TensorBoardLogger(tmp_path, name="net"), "log_every_n_steps": 5, "max_steps": 21}
     run_fit(tmp_path, trainer=trainer, active=2, skip_first=1, tensorboard=True)
     reader = Reader(tmp_path)
     assert list(reader.multiplexer.Runs()) == ["net/version_0"]
     tags = reader.multiplexer.Runs()["net/version_0"]["tensors"]
     assert [tag for tag in tags if tag.endswith("/text_summary")] == ["modelprof/report/text_summary"]
-    assert not [tag for tag in tags if tag.startswith("_hparams_")]  # of a model without any: an empty row
+    assert not [tag for tag in tags if tag.startswith("_hparams_")]  # an empty row for models without any
     assert "Steps per second" in reader.charts()
     assert "MFU" not in reader.charts()
 
 
-def test_a_chart_comes_with_its_first_figure(tmp_path):
+def test_chart_appears_with_its_first_figure(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="net")
     options = ReportOptions(tensorboard=True)
     shown = Outputs(RunFolder(path=None, created="now"), [logger], options, pytest.fail)
@@ -123,7 +123,7 @@ def test_a_chart_comes_with_its_first_figure(tmp_path):
     assert Reader(tmp_path).charts() == ["Steps per second", "FLOP/s", "MFU"]
 
 
-def test_two_runs_never_share_a_folder(tmp_path):
+def test_runs_never_share_directory(tmp_path):
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         folders = pool.map(claim_directory, [tmp_path / "modelprof"] * 12)
     assert len(set(folders)) == 12
@@ -132,8 +132,8 @@ def test_two_runs_never_share_a_folder(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.json", "report.html", "report.json", "report.txt"])
-def test_no_file_of_others_is_written_over(tmp_path, name):
-    """A folder of the user's, or of a run whose archive was moved away."""
+def test_existing_files_are_not_overwritten(tmp_path, name):
+    """The directory may be the user's, or a run's whose archive was moved."""
     file = tmp_path / "modelprof" / name
     file.parent.mkdir()
     file.write_text("the user's")
@@ -144,7 +144,7 @@ def test_no_file_of_others_is_written_over(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_fast_dev_run_leaves_no_files(tmp_path, monkeypatch):
+def test_fast_dev_run_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     callback = run_fit(tmp_path, trainer={"fast_dev_run": 2}, active=0, dirpath=None)
     assert callback.report is not None

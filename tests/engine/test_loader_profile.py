@@ -1,4 +1,4 @@
-"""profile_loader and the command ``loader``: a DataLoader without a training."""
+"""Tests profile_loader and the ``loader`` command, which profile a DataLoader without training."""
 
 import re
 import sys
@@ -31,12 +31,12 @@ def slowly(sample):
     return sample
 
 
-def test_batches_are_taken_and_transforms_named(capsys):
+def test_batches_are_loaded_and_transforms_named(capsys):
     profile = profile_loader(DataLoader(Slow(), 4, num_workers=1), max_batches=20, max_s=None)
     (workers,) = profile.run.ranks[0].workers
     sample, transform, _ = workers.calls
     assert (sample.name, transform.name) == ("Slow.__getitem__", "slowly")
-    assert sample.calls >= 80  # workers may be ahead
+    assert sample.calls >= 80  # workers may prefetch
     assert sample.total_ns / sample.calls >= 4e6
     assert (transform.total_ns or 0) <= sample.total_ns  # a busy machine may take too few samples
     assert profile.samples_per_s == pytest.approx(4 * profile.batches_per_s)
@@ -44,8 +44,8 @@ def test_batches_are_taken_and_transforms_named(capsys):
     assert "20 batches of DataLoader" in capsys.readouterr().out
 
 
-def test_without_a_step_it_is_said_how_to_give_one(capsys):
-    """Who only takes batches always waits for them, which says nothing of a training."""
+def test_output_says_how_to_set_step_time(capsys):
+    """Without a step, every batch is waited for, which says nothing about training."""
     profile = profile_loader(DataLoader(Slow(), 4), max_batches=20, max_s=None)
     assert profile.report.verdict.summary.startswith("A batch arrives every ")
     assert "--step-ms 40 or step_s=0.04" in " ".join(capsys.readouterr().out.split())
@@ -53,7 +53,7 @@ def test_without_a_step_it_is_said_how_to_give_one(capsys):
     assert "--step-ms" not in capsys.readouterr().out
 
 
-def test_a_notebook_gets_a_card_and_no_text(capsys, monkeypatch):
+def test_notebook_gets_card_and_no_text(capsys, monkeypatch):
     shown = []
     monkeypatch.setattr(loader_profile, "show_in_notebook", lambda report, **_: not shown.append(report))
     profile = profile_loader(DataLoader(Slow(8), 4), max_batches=2, max_s=None)
@@ -62,7 +62,7 @@ def test_a_notebook_gets_a_card_and_no_text(capsys, monkeypatch):
     assert repr(profile) == "<LoaderProfile: lightning-modelprof: 2 batches of DataLoader>"
 
 
-def test_without_workers_and_with_a_step():
+def test_step_time_is_simulated_without_workers():
     began = time.monotonic()
     profile = profile_loader(
         DataLoader(Slow(8), 4), step_s=0.05, max_batches=6, max_s=None, print_profile=False
@@ -72,7 +72,7 @@ def test_without_workers_and_with_a_step():
     assert not profile.run.ranks[0].workers
 
 
-def test_it_ends_with_the_epoch_where_nothing_else_ends_it():
+def test_profile_ends_with_epoch_by_default():
     profile = profile_loader(DataLoader(Slow(8), 4), max_s=None, print_profile=False)
     assert profile.run.ranks[0].num_steps == 2
 
@@ -88,12 +88,12 @@ def test_it_ends_with_the_epoch_where_nothing_else_ends_it():
         ({"max_s": 0}, "max_s"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(arguments, part):
+def test_invalid_arguments_are_rejected(arguments, part):
     with pytest.raises(ModelProfError, match=rf"profile_loader\({part}\): expected"):
         profile_loader([1], **arguments)
 
 
-def test_no_batch_and_no_loader_are_refused():
+def test_empty_loader_and_non_loader_are_rejected():
     with pytest.raises(ModelProfError, match="expected batches, got none"):
         profile_loader([], print_profile=False)
     with pytest.raises(ModelProfError, match="another iterable of batches"):
@@ -112,7 +112,7 @@ class Data:
 """
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_command_profiles_loaders_from_files_and_modules(tmp_path, monkeypatch, capsys):
     file = tmp_path / "scripted_loader.py"
     file.write_text(SCRIPT)
     monkeypatch.syspath_prepend(tmp_path)
@@ -197,7 +197,7 @@ USERS_LINES = {
 
 @pytest.fixture
 def wrong(tmp_path, monkeypatch):
-    """A folder of modules in each of which something is wrong."""
+    """Directory of modules that each have a fault."""
     for name, text in WRONG_MODULES.items():
         (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
@@ -209,17 +209,17 @@ def wrong(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", SAID)
-def test_what_is_wrong_is_said_without_our_lines(wrong, name, capsys):
+def test_errors_are_explained_without_our_traceback(wrong, name, capsys):
     assert main(["loader", name, "--batches", "9"]) == 1
     said = capsys.readouterr().err
     assert SAID[name] in said.splitlines()[-1]
     assert USERS_LINES.get(name, "") in said
-    # Before Python 3.11 a frame cannot take itself out of what a worker tells of its error.
+    # Before Python 3.11 a frame can't remove itself from a worker's traceback.
     assert "/lightning_modelprof/" not in said or (sys.version_info < (3, 11) and "_in_worker" in name)
     assert "<frozen importlib" not in said
 
 
-def test_ctrl_c_ends_it_with_a_line(wrong, capsys):
+def test_ctrl_c_ends_command_with_one_line(wrong, capsys):
     assert main(["loader", "wrong_loaders.py:interrupted"]) == 130
     assert capsys.readouterr().err == "lightning-modelprof: loader: interrupted\n"
 
@@ -235,7 +235,7 @@ def test_ctrl_c_ends_it_with_a_line(wrong, capsys):
         ("--seconds", "nan"),
     ],
 )
-def test_options_that_cannot_be_meant_are_named(option, value, capsys):
+def test_invalid_options_are_named(option, value, capsys):
     with pytest.raises(SystemExit):
         main(["loader", "train.py:make", option, value])
     assert re.search(f"{option}: expected an? (number|integer) ", capsys.readouterr().err)

@@ -1,4 +1,4 @@
-"""One engine, three doors: the callback, Trainer(profiler=...), and a loop of one's own."""
+"""Tests the three entry points: ModelProfCallback, Trainer(profiler=...) and LoopProfiler."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def phases_of(run):
 
 
 def data_of(bench):
-    """Its workers cost nothing to start: Lightning starts the first ones before the loop."""
+    """Loader without workers, as Lightning starts the first ones before the loop."""
     return DataLoader(CostlyDataset(bench.truth, 3))
 
 
@@ -90,7 +90,7 @@ def by_loop():
     return profiler.run
 
 
-def test_the_same_costs_give_the_same_phases_through_all_three():
+def test_all_three_entry_points_give_same_phases():
     runs = [by_callback(), by_profiler(), by_loop()]
     first = phases_of(runs[0])
     assert len(first) == NUM_STEPS
@@ -102,7 +102,7 @@ def test_the_same_costs_give_the_same_phases_through_all_three():
     assert [run.ranks[0].unfinished_steps for run in runs] == [0, 0, 0]
 
 
-# A loop of one's own
+# Plain loops
 
 
 def small():
@@ -129,7 +129,7 @@ def train(profiler, model, optimizer, batches, epochs=2):
             profiler.step()
 
 
-def test_a_plain_loop_has_windows_counts_lines_and_files(tmp_path):
+def test_plain_loop_has_windows_counts_and_files(tmp_path):
     model, optimizer, batches = small()
     seen = []
     with LoopProfiler(
@@ -149,7 +149,7 @@ def test_a_plain_loop_has_windows_counts_lines_and_files(tmp_path):
     record = load_run(tmp_path / "run").ranks[0]
     assert record.num_steps == 40
     assert record.windows[0].recorded_steps == (12, 13, 14)
-    # Two layers, forward and both gradients, but not that of the first layer's input.
+    # Two layers: forward and both gradients, except for the first layer's input.
     forward = 2 * 8 * (8 * 16 + 16 * 2)
     counted = sum(one.flops or 0 for one in record.model_cost.count.operators)
     assert counted == forward + 2 * 8 * (8 * 16 + 2 * 16 * 2)
@@ -176,8 +176,8 @@ def test_training_is_bit_identical():
     assert torch.equal(*weights)
 
 
-def test_without_fetch_and_without_with(tmp_path):
-    """As torch.profiler is used."""
+def test_start_and_stop_work_without_fetch(tmp_path):
+    """Used like torch.profiler."""
     model, optimizer, batches = small()
     profiler = LoopProfiler(
         schedule=schedule(skip_first=2, wait=3, warmup=1, active=2, repeat=2),
@@ -203,7 +203,7 @@ def test_without_fetch_and_without_with(tmp_path):
     assert steps.tags[0] & StepTag.FIRST_OF_EPOCH
 
 
-def test_a_loop_that_is_left_early_and_one_that_fails():
+def test_early_exit_is_finished_and_error_is_failed():
     model, optimizer, batches = small()
     with LoopProfiler(**quiet()) as profiler:
         for number, _ in enumerate(profiler.fetch(batches)):
@@ -218,7 +218,7 @@ def test_a_loop_that_is_left_early_and_one_that_fails():
     assert profiler.run.info.status == "failed"
 
 
-def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
+def test_internal_error_does_not_stop_loop(monkeypatch):
     model, optimizer, batches = small()
     monkeypatch.setattr("lightning_modelprof.engine.profiler.LoopProfiler._end_step", lambda _: 1 / 0)
     with (
@@ -230,7 +230,7 @@ def test_a_fault_of_ours_costs_the_measurement_and_not_the_loop(monkeypatch):
     assert profiler.run.info.status == "aborted"
 
 
-def test_a_samples_fn_that_fails_costs_the_samples_alone():
+def test_failing_samples_fn_loses_only_samples():
     model, optimizer, batches = small()
     with (
         pytest.warns(RuntimeWarning, match="LoopProfiler: samples_fn raised ZeroDivisionError.*won't have"),
@@ -241,7 +241,7 @@ def test_a_samples_fn_that_fails_costs_the_samples_alone():
     assert profiler.run.ranks[0].num_steps == 40
 
 
-def test_the_environment_switches_it_off(monkeypatch):
+def test_environment_variable_disables_profiler(monkeypatch):
     model, optimizer, batches = small()
     monkeypatch.setenv("LIGHTNING_MODELPROF", "0")
     with LoopProfiler(model, **quiet()) as profiler:
@@ -249,7 +249,7 @@ def test_the_environment_switches_it_off(monkeypatch):
     assert profiler.run is None
 
 
-def test_what_on_trace_ready_raises_is_told(tmp_path):
+def test_error_in_on_trace_ready_is_reported(tmp_path):
     model, optimizer, batches = small()
 
     def fail(path, report):
@@ -263,7 +263,7 @@ def test_what_on_trace_ready_raises_is_told(tmp_path):
     assert profiler.run.info.status == "finished"
 
 
-def test_wrong_uses_are_refused():
+def test_invalid_uses_are_rejected():
     with pytest.raises(ConfigError, match=r"expected one of .*forward.*got 'forwad'. Did you mean 'forward'"):
         LoopProfiler(**quiet()).phase("forwad")
     with pytest.raises(ConfigError, match=r"LoopProfiler\(...\).*'activ'.*active"):
@@ -288,7 +288,7 @@ def test_wrong_uses_are_refused():
         {"wait": 0, "warmup": 3, "active": 4, "repeat": 3, "skip_first": 2},
     ],
 )
-def test_a_schedule_of_torchs_is_understood(arguments):
+def test_torch_schedule_is_understood(arguments):
     asked = schedule(**arguments)
     found = fit_schedule(lambda step: asked(step).name)
     expected = Schedule(**{"repeat": 0, **arguments})
@@ -301,7 +301,7 @@ def test_a_schedule_of_torchs_is_understood(arguments):
 # Trainer(profiler=...)
 
 
-def test_the_profiler_brings_its_callback_to_every_loop(tmp_path):
+def test_profiler_adds_its_callback_once_to_every_loop(tmp_path):
     profiler = ModelProfiler(active=2, report={"terminal": False}, dirpath=tmp_path / "run")
     trainer = make_trainer(profiler=profiler, max_epochs=2, max_steps=-1)
     model = Net()
@@ -316,7 +316,7 @@ def test_the_profiler_brings_its_callback_to_every_loop(tmp_path):
     assert "validat" in profiler.summary()
 
 
-def test_the_profiler_can_be_copied_and_pickled():
+def test_profiler_can_be_copied_and_pickled():
     profiler = ModelProfiler(active=3)
     for other in (copy.deepcopy(profiler), pickle.loads(pickle.dumps(profiler))):
         assert type(other) is ModelProfiler
@@ -324,7 +324,7 @@ def test_the_profiler_can_be_copied_and_pickled():
         ModelProfiler(active=-1)
 
 
-def test_its_arguments_are_the_callback_s():
+def test_profiler_takes_callbacks_arguments():
     assert ModelProfiler(active=7, bounds={"max_overhead": 0.1}).callback.config == make_config(
         {"active": 7, "bounds": {"max_overhead": 0.1}}
     )

@@ -1,4 +1,4 @@
-"""``max_overhead``: windows beyond the budget are left out, by a hand-made ledger and in real runs."""
+"""Tests that ``max_overhead`` skips windows beyond the budget, with hand-made steps and in real runs."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ CLEAN = [(10, 0, 0)] * 97
 WINDOW = [(16, 1, StepTag.PROFILER_WARMUP), (14, 0, StepTag.PROFILED), (10, 20, StepTag.PROFILER_STOP)]
 
 
-def test_own_time():
-    """Between steps 21 ms; the two slower steps took 10 ms more than clean ones."""
+def test_own_time_includes_slower_steps():
+    """21 ms between steps, and 10 ms by which two steps were slower than clean ones."""
     assert budget_of(None, CLEAN, WINDOW).own_ns == 31 * MS
     assert budget_of(None, WINDOW, CLEAN).own_ns == 31 * MS
     assert budget_of(None).own_ns == 0
 
 
-def test_another_window_must_fit_in():
+def test_another_window_must_fit_budget():
     loop_ms = 970 + 17 + 14 + 30
     assert budget_of(None, CLEAN, WINDOW).window_ns == 31 * MS
-    share = (31 + 31) / (loop_ms + 31)  # with another one like the first, which is in the loop as well
+    share = (31 + 31) / (loop_ms + 31)  # another window like the first, which also counts as loop time
     assert budget_of(share * 1.001, CLEAN, WINDOW).why_no_window() == ""
     reason = budget_of(share * 0.999, CLEAN, WINDOW).why_no_window()
     assert 'raised the overhead to 5.84% (bounds={"max_overhead": 0.058' in reason
-    twice = budget_of(0.05, CLEAN, WINDOW, num_windows=2, close_ms=10)  # the third is half as much
+    twice = budget_of(0.05, CLEAN, WINDOW, num_windows=2, close_ms=10)  # expects half as much for the third
     assert twice.why_no_window() == ""
 
 
-def test_what_is_not_a_windows_does_not_come_again_with_the_next():
-    """FLOPs and module times are taken once: 0.6 s of 10.6 s, and a window of 40 ms beside them."""
+def test_one_time_costs_are_not_expected_again():
+    """FLOPs and module times are measured once: 0.6 s of 10.6 s, plus a window of 40 ms."""
     inspected = [(10, 150, StepTag.INSPECTED)] * 4
     budget = budget_of(None, [(10, 0, 0)] * 1_000, inspected, [(12, 0, StepTag.PROFILED)] * 10)
     assert budget.window_ns == (20 + 20) * MS
@@ -57,29 +57,29 @@ def test_what_is_not_a_windows_does_not_come_again_with_the_next():
     assert budget_of(share * 0.999, [(10, 0, 0)] * 1_000, inspected, [(12, 0, 8)] * 10).why_no_window() != ""
 
 
-def test_no_share_is_more_than_the_whole():
-    """Where nothing but windows was recorded."""
+def test_overhead_share_stays_below_100_percent():
+    """Only windows were recorded."""
     reason = budget_of(0.5, WINDOW, num_windows=1, close_ms=10_000).why_no_window()
     assert "raised the overhead to 99.6%" in reason  # 10,022 of 10,062 ms
 
 
-def test_the_first_window_is_always_recorded():
+def test_first_window_is_always_recorded():
     assert budget_of(0.0001, WINDOW, num_windows=0).why_no_window() == ""
     assert budget_of(None, WINDOW).why_no_window() == ""
 
 
-def test_what_the_user_does_in_a_window_is_not_ours():
+def test_user_work_in_window_is_not_overhead():
     long = (2_000, 0, StepTag.PROFILED | StepTag.VALIDATION)
     assert budget_of(0.07, CLEAN, WINDOW, [long]).own_ns == 31 * MS
 
 
-def test_what_was_done_just_now_counts():
+def test_time_spent_just_now_counts():
     budget = budget_of(0.1, CLEAN, WINDOW)
     assert budget.why_no_window() == ""
     assert budget.why_no_window(100 * MS).startswith("another window would have raised the overhead")
 
 
-def test_with_time_the_budget_grows():
+def test_budget_grows_with_time():
     budget = budget_of(0.01, CLEAN, WINDOW)
     assert budget.why_no_window()
     for _ in range(6):
@@ -103,13 +103,13 @@ def test_windows_beyond_the_budget_are_skipped(tmp_path):
     assert recorded.tolist() == list(windows[0].recorded_steps)
 
 
-def test_without_a_budget_all_are_recorded(tmp_path):
+def test_all_windows_are_recorded_without_budget(tmp_path):
     callback = make_callback(tmp_path, active=2, wait=10, warmup=1, repeat=4)
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader(240))
     assert [window.status for window in windows_of(callback)] == [WindowStatus.COMPLETE] * 4
 
 
 @pytest.mark.parametrize("wrong", [0, 1, -0.1, 2.0, "1%", True, float("nan")])
-def test_what_cannot_be_a_share(tmp_path, wrong):
+def test_invalid_shares_are_rejected(tmp_path, wrong):
     with pytest.raises(ConfigError, match="max_overhead: expected a share of time between 0 and 1"):
         make_callback(tmp_path, max_overhead=wrong)

@@ -1,4 +1,4 @@
-"""What is due at which step; and which steps are inspected: never one of a profiler window, and early."""
+"""Tests what is due at which step, and which steps are inspected: early ones outside profiler windows."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SMALL = st.integers(0, 6)
 @pytest.mark.parametrize(
     ("schedule", "skip_first", "options", "counted", "timed"),
     [
-        # The default: before the benchmark and the window begin.
+        # The default: before the clean steps and the window start.
         (Schedule(skip_first=10, wait=1, warmup=1, active=10), 10, {}, 6, (7, 8, 9)),
-        # Four batches to an optimizer step: the batches 3, 7, ... end with one.
+        # Four batches per optimizer step: batches 3, 7, ... end with one.
         (Schedule(skip_first=10, wait=1, warmup=1, active=10), 10, {"accumulate": 4}, 3, (4, 5, 6)),
         (Schedule(active=0), 0, {}, 1, (2, 3, 4)),
         # A window over the first ten steps.
         (Schedule(active=10), 0, {}, 10, (11, 12, 13)),
         # Three such windows and nothing between.
         (Schedule(active=5, repeat=3), 0, {}, 15, (16, 17, 18)),
-        # Windows without end and nothing between.
+        # Endless windows and nothing between.
         (Schedule(active=10, repeat=0), 0, {}, None, ()),
         (Schedule(wait=1, warmup=1, active=3, repeat=0), 0, {}, 5, (10,)),
         # Short fits.
@@ -35,7 +35,7 @@ SMALL = st.integers(0, 6)
         (Schedule(skip_first=10, wait=1, active=3), 10, {"num_steps": 5}, 1, (2, 3, 4)),
     ],
 )
-def test_the_plan(schedule, skip_first, options, counted, timed):
+def test_inspected_steps_avoid_windows(schedule, skip_first, options, counted, timed):
     plan = choose_inspected(schedule, skip_first=skip_first, **options)
     assert (plan.counted, plan.timed) == (counted, timed)
 
@@ -49,7 +49,7 @@ def test_the_plan(schedule, skip_first, options, counted, timed):
     accumulate=st.integers(1, 5),
     num_steps=st.none() | st.integers(0, 30),
 )
-def test_no_inspected_step_is_in_a_window(skip_first, wait, warmup, active, repeat, accumulate, num_steps):
+def test_inspected_steps_are_never_in_window(skip_first, wait, warmup, active, repeat, accumulate, num_steps):
     schedule = Schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=active, repeat=repeat)
     plan = choose_inspected(schedule, skip_first=skip_first, accumulate=accumulate, num_steps=num_steps)
     steps = [step for step in (plan.counted, *plan.timed) if step is not None]
@@ -58,7 +58,7 @@ def test_no_inspected_step_is_in_a_window(skip_first, wait, warmup, active, repe
     assert all(schedule.action(step) is WindowAction.WAIT for step in steps)
     assert all(step < num_steps for step in steps if num_steps is not None)
     if plan.counted is None:
-        # Then there is no free step at all, but perhaps the very first.
+        # No step is free, except possibly the first.
         last = 200 if num_steps is None else num_steps
         assert all(schedule.action(step) is not WindowAction.WAIT for step in range(1, last))
 
@@ -77,19 +77,19 @@ def test_no_inspected_step_is_in_a_window(skip_first, wait, warmup, active, repe
         (0, 12, 0),
     ],
 )
-def test_a_short_loop_skips_less_unless_it_is_asked_to(asked, num_steps, expected):
+def test_short_loop_skips_fewer_steps_unless_requested(asked, num_steps, expected):
     assert steps_to_skip(ProfileConfig(skip_first=asked), num_steps) == expected
 
 
 def plan_of(log_every=5, *, has_loggers=True, **parts):
-    """That of a fit that logs every five steps."""
+    """Plan for a fit that logs every five steps."""
     loop = Loop()
     loop.log_every_n_steps = log_every
     parts = {"windows": None, "inspected": None, "has_bar": False} | parts
     return Plan(ProfileConfig(), loop, has_loggers=has_loggers, **parts)
 
 
-def test_what_is_due_next():
+def test_next_due_step():
     windows = WindowPlan(Schedule(wait=7, warmup=1, active=2))
     inspected = InspectedSteps(3, (4, 12))
     plan = plan_of(windows=windows, inspected=inspected)
@@ -107,7 +107,7 @@ def test_what_is_due_next():
     assert plan.next_due(7, []) == 8
 
 
-def test_figures_that_wait_come_at_the_next_step_that_logs():
+def test_delayed_figures_are_logged_at_next_logging_step():
     plan = plan_of()
     plan.cut(5, wait=7)
     assert plan.has_left_out
@@ -117,14 +117,14 @@ def test_figures_that_wait_come_at_the_next_step_that_logs():
     assert plan.next_due(15, []) == 20
 
 
-def test_where_nobody_watches_steps_are_looked_at_seldom():
+def test_checks_are_rare_without_logger_and_bar():
     plan = plan_of(has_loggers=False)
     assert not any(map(plan.is_cut_due, range(1_000)))
     assert [step for step in range(1_001) if plan.is_look_due(step)] == [500, 1_000]
     assert plan.next_due(1, []) == 500
 
 
-def test_a_save_comes_again_after_two_hundred_times_its_time():
+def test_next_save_waits_200_times_its_duration():
     plan = plan_of()
     assert plan.save(begin_ns=0, end_ns=10**9) == 10**9
     assert plan.next_save_ns == 201 * 10**9

@@ -1,4 +1,4 @@
-"""Loops of one process: short ones summed up in one archive, others in one folder with a line each."""
+"""Tests multiple loops in one process: short ones share one record, others one directory with a line each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def trainer_of(callback, folder, **arguments):
     )
 
 
-def test_short_loops_print_nothing_and_make_no_folder(tmp_path, capsys):
+def test_short_loops_print_nothing_and_create_no_directory(tmp_path, capsys):
     model, callback = Small(), callback_in(tmp_path / "run")
     trainer = trainer_of(callback, tmp_path)
     for _ in range(20):
@@ -92,7 +92,7 @@ def test_short_loops_print_nothing_and_make_no_folder(tmp_path, capsys):
     [({}, False), ({"flops": True}, True), ({"steps": (1, 3)}, True), ({"steps": (7, 9)}, False),
      ({"active": 2, "skip_first": 0}, True), ({"active": 10}, False), ({"active": 0}, False)],
 )  # fmt: skip
-def test_what_is_asked_for_by_name_is_done_in_a_short_loop(tmp_path, arguments, has_report):
+def test_explicit_requests_give_short_loop_report(tmp_path, arguments, has_report):
     callback = callback_in(tmp_path / "run", terminal=False, **arguments)
     trainer_of(callback, tmp_path).predict(Small(), [0] * 5)
     assert (callback.report is not None) == has_report
@@ -102,14 +102,14 @@ def test_what_is_asked_for_by_name_is_done_in_a_short_loop(tmp_path, arguments, 
     ("loop", "batches", "has_report"),
     [("predict", 19, False), ("predict", 20, True), ("fit", 4, False), ("fit", 5, True)],
 )
-def test_from_where_on_a_loop_has_a_report(tmp_path, loop, batches, has_report):
+def test_loop_has_report_from_minimum_length(tmp_path, loop, batches, has_report):
     callback = callback_in(tmp_path / "run", active=0, terminal=False)
     getattr(trainer_of(callback, tmp_path), loop)(Small(), [0] * batches)
     assert (callback.report is not None) == has_report
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_test_of_two_batches_is_short_with_any_number_of_ranks(world_size):
+def test_two_batch_test_is_short_for_any_rank_count(world_size):
     loop = Loop()
     loop.world_size = world_size
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +119,7 @@ def test_a_test_of_two_batches_is_short_with_any_number_of_ranks(world_size):
     assert found.batches == 2
 
 
-def test_short_loops_after_a_fit_are_in_its_archive_and_report(tmp_path, capsys):
+def test_short_loops_after_fit_are_saved_with_it(tmp_path, capsys):
     model, callback = Small(), callback_in(tmp_path / "run", active=0)
     trainer = trainer_of(callback, tmp_path)
     trainer.fit(model, [0] * 8)
@@ -143,8 +143,8 @@ def test_short_loops_after_a_fit_are_in_its_archive_and_report(tmp_path, capsys)
     assert sorted(one.name for one in tmp_path.iterdir() if one.name.startswith("run")) == ["run"]
 
 
-def test_fits_of_one_process_have_a_line_each_and_one_folder(tmp_path, capsys):
-    """Each with a callback of its own, as in cross validation."""
+def test_later_fits_print_one_line_and_share_directory(tmp_path, capsys):
+    """Each fit has its own callback, as in cross-validation."""
     for _ in range(3):
         trainer_of(callback_in(tmp_path / "run", active=0), tmp_path).fit(Small(), [0] * 8)
     out = capsys.readouterr().out
@@ -168,7 +168,7 @@ def test_fits_of_one_process_have_a_line_each_and_one_folder(tmp_path, capsys):
     assert load_run(tmp_path / "run" / "fit_2").loops == ()
 
 
-def test_what_comes_after_a_loop_without_files_is_with_the_first_that_has_some(tmp_path):
+def test_first_loop_with_files_owns_directory(tmp_path):
     for arguments in ({"files": False}, {}, {}):
         callback = callback_in(tmp_path / "run", active=0, terminal=False, **arguments)
         trainer_of(callback, tmp_path).fit(Small(), [0] * 8)
@@ -178,7 +178,7 @@ def test_what_comes_after_a_loop_without_files_is_with_the_first_that_has_some(t
     ]  # fmt: skip
 
 
-def test_each_cell_of_a_notebook_has_a_report(tmp_path, capsys, monkeypatch):
+def test_every_notebook_cell_has_report(tmp_path, capsys, monkeypatch):
     shell = SimpleNamespace(execution_count=1)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     for cell in (1, 1, 2):
@@ -187,7 +187,7 @@ def test_each_cell_of_a_notebook_has_a_report(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().out.count("page: ") == 2
 
 
-def test_a_loop_that_fails_counts_as_failed(tmp_path):
+def test_failed_loop_counts_as_failed(tmp_path):
     model, callback = Small(), callback_in(tmp_path / "run", terminal=False)
     model.fails = True
     with pytest.raises(ValueError, match="cannot be"):
@@ -206,8 +206,8 @@ def short(**changes):
     )  # fmt: skip
 
 
-def test_of_many_loops_some_durations_are_kept_spread_evenly(tmp_path):
-    """10,000 loops of 1, 2, 3, ... ns: the percentile of those kept is that of all, to a hundredth."""
+def test_saved_durations_are_spread_evenly_over_many_loops(tmp_path):
+    """10,000 loops of 1, 2, 3, ... ns: the saved ones have the same percentile within 1%."""
     loops = ProcessLoops()
     for number in range(10_000):
         loops.add_short(short(wanted=tmp_path / "run"), number + 1, failed=False)
@@ -219,7 +219,7 @@ def test_of_many_loops_some_durations_are_kept_spread_evenly(tmp_path):
     assert np.mean(one.durations_ns) == pytest.approx(5_000, rel=0.01)
 
 
-def test_without_files_nothing_is_written(tmp_path, capsys):
+def test_nothing_is_written_without_files(tmp_path, capsys):
     loops = ProcessLoops()
     loops.add_short(short(uses_terminal=True), 2_000_000, failed=False)
     loops.add_short(short(uses_terminal=True, kind=LOOPS["test"]), 1_000_000, failed=False)
@@ -231,7 +231,7 @@ def test_without_files_nothing_is_written(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_child_begins_anew(tmp_path):
+def test_child_process_starts_empty(tmp_path):
     loops = ProcessLoops()
     loops.add_short(short(wanted=tmp_path / "run"), 1, failed=False)
     loops.forget()
@@ -240,8 +240,8 @@ def test_a_child_begins_anew(tmp_path):
 
 
 @pytest.mark.logs_warnings
-def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypatch):
-    """As one of another Lightning, or one that somebody made up."""
+def test_training_continues_if_batches_cannot_be_counted(tmp_path, monkeypatch):
+    """Such as a Trainer from another Lightning version or a custom one."""
 
     def fail(loop):
         raise AttributeError("max_batches")
@@ -252,7 +252,7 @@ def test_a_trainer_whose_batches_cannot_be_counted_trains_on(tmp_path, monkeypat
     assert len(model.profilers) == 3
 
 
-def test_the_first_loop_s_loggers_do_not_live_on(tmp_path):
+def test_first_loops_loggers_are_released(tmp_path):
     logger = CSVLogger(tmp_path)
     callback = callback_in(tmp_path / "run", active=0, terminal=False)
     trainer_of(callback, tmp_path, logger=logger).fit(Small(), [0] * 8)
@@ -262,7 +262,7 @@ def test_the_first_loop_s_loggers_do_not_live_on(tmp_path):
     assert is_there() is None
 
 
-def test_a_notebook_s_shell_that_is_not_made_yet(tmp_path, monkeypatch):
+def test_missing_notebook_shell_is_tolerated(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace())
     callback = callback_in(tmp_path / "run", active=0)
     trainer_of(callback, tmp_path).fit(Small(), [0] * 8)
@@ -287,7 +287,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("backend", ["loky", "multiprocessing"])
-def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
+def test_job_in_worker_process_prints_one_line(tmp_path, backend):
     pytest.importorskip("joblib")
     result = run_script(JOBS, tmp_path, backend, cwd=tmp_path, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -299,7 +299,7 @@ def test_a_job_in_a_process_of_its_own_prints_one_line(tmp_path, backend):
     assert "Perf Summary" not in result.stdout
 
 
-def test_ray_is_told_by_what_it_sets(monkeypatch):
+def test_ray_worker_is_recognized_by_its_variable(monkeypatch):
     loop = SimpleNamespace(world_size=1, is_launched=False)
     assert not process_loops.is_worker(loop)
     monkeypatch.setenv("RAY_RAYLET_PID", "7")

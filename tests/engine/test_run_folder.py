@@ -1,4 +1,4 @@
-"""A run's files lie in one folder that is its own, whatever becomes of paths, disks and signals."""
+"""Tests that a run's files stay in its own directory, whatever happens to paths, disks and signals."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ EARLIER = b"an earlier run"
 
 
 def put_earlier_run(folder: Path) -> dict[str, bytes]:
-    """What lies in a folder that belongs to somebody else."""
+    """Create the files of an earlier run; return their contents."""
     folder.mkdir(parents=True)
     for name in (*sorted(REPORT_FILES), "run_rank1.json"):
         (folder / name).write_bytes(EARLIER)
@@ -48,22 +48,22 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def at(batch, do):
-    """A module that does something in the middle of its training."""
+    """Module that calls ``do`` at one batch."""
     return Net(lambda index: do() if index == batch else None)
 
 
 def is_whole(folder: Path) -> bool:
-    """All files of a finished run of 32 steps are there, and nothing is left over."""
+    """Whether a directory has exactly the files of a finished run of 32 steps."""
     names = {file.name for file in folder.iterdir()} - {"traces"}
     run = load_run(folder)
     return names == REPORT_FILES and run.info.status == "finished" and len(run.ranks[0].steps) == 32
 
 
-# The folder stays where it was claimed
+# The directory stays where it was claimed
 
 
-def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
-    """All of the run is measured and saved, as its paths are absolute."""
+def test_run_is_saved_without_working_directory(tmp_path, monkeypatch):
+    """The run is measured and saved, as its paths are absolute."""
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -73,7 +73,7 @@ def test_a_working_folder_that_is_gone(tmp_path, monkeypatch):
     assert callback.run.ranks[0].stacks is not None
 
 
-def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
+def test_tilde_means_home_directory(tmp_path, monkeypatch):
     home, work = tmp_path / "home", tmp_path / "work"
     work.mkdir()
     monkeypatch.setenv("HOME", str(home))
@@ -84,7 +84,7 @@ def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dirpath", ["out", "a/b/out", "../work/out", Path("out")])
-def test_a_training_that_changes_its_working_folder(tmp_path, monkeypatch, dirpath):
+def test_files_stay_in_place_if_training_changes_directory(tmp_path, monkeypatch, dirpath):
     work, elsewhere = tmp_path / "work", tmp_path / "elsewhere" / "work"
     work.mkdir()
     earlier = put_earlier_run(elsewhere / dirpath)
@@ -98,7 +98,7 @@ def test_a_training_that_changes_its_working_folder(tmp_path, monkeypatch, dirpa
 
 
 @pytest.mark.parametrize("make_logger", [CSVLogger, TensorBoardLogger])
-def test_a_logger_with_a_relative_folder(tmp_path, monkeypatch, make_logger):
+def test_relative_logger_directory_stays_in_place(tmp_path, monkeypatch, make_logger):
     elsewhere = tmp_path / "elsewhere"
     earlier = put_earlier_run(elsewhere / "logs" / "lightning_logs" / "version_0" / "modelprof")
     monkeypatch.chdir(tmp_path)
@@ -110,7 +110,7 @@ def test_a_logger_with_a_relative_folder(tmp_path, monkeypatch, make_logger):
     assert load_run(here).info.status == "finished"
 
 
-def test_the_working_folder_is_gone(tmp_path, monkeypatch):
+def test_relative_path_without_working_directory_is_rejected(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -120,7 +120,7 @@ def test_the_working_folder_is_gone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
-def test_a_folder_that_becomes_a_link_is_not_written_through(tmp_path, has_folder):
+def test_directory_replaced_by_link_is_not_written_to(tmp_path, has_folder):
     folder, elsewhere = tmp_path / "out" / "modelprof", tmp_path / "elsewhere"
     elsewhere.mkdir()
 
@@ -140,8 +140,8 @@ def test_a_folder_that_becomes_a_link_is_not_written_through(tmp_path, has_folde
     assert callback.report is not None
 
 
-def test_a_run_that_is_moved_to_another_disk_goes_on_there(tmp_path):
-    """Its folder is the same one, at the end of a link."""
+def test_run_moved_behind_link_continues_there(tmp_path):
+    """The link leads to the same directory."""
     folder, moved = tmp_path / "out" / "modelprof", tmp_path / "moved"
 
     def move():
@@ -156,14 +156,14 @@ def test_a_run_that_is_moved_to_another_disk_goes_on_there(tmp_path):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """A folder for temporary files, which others write to as well."""
+    """Directory for temporary files, shared with other users."""
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(run_folder.tempfile, "tempdir", str(folder))
     return folder
 
 
-def test_files_among_everybodys_are_in_a_folder_of_this_user(temporary):
+def test_temporary_files_are_in_private_directory(temporary):
     found = run_folder._private_folder()
     assert found == run_folder._private_folder()
     assert found.parent == temporary
@@ -172,7 +172,7 @@ def test_files_among_everybodys_are_in_a_folder_of_this_user(temporary):
 
 
 @pytest.mark.parametrize("what", ["a link", "a dangling link", "a file", "another user's"])
-def test_a_folder_that_another_user_has_prepared_is_not_used(tmp_path, temporary, monkeypatch, what):
+def test_directory_prepared_by_another_user_is_not_used(tmp_path, temporary, monkeypatch, what):
     trap, theirs = temporary / f"modelprof-{os.getuid()}", tmp_path / "theirs"
     if what == "a link":
         theirs.mkdir()
@@ -192,8 +192,8 @@ def test_a_folder_that_another_user_has_prepared_is_not_used(tmp_path, temporary
     assert stat.S_IMODE(found.stat().st_mode) == 0o700
 
 
-def test_a_link_on_the_way_is_put_elsewhere(tmp_path):
-    """As ``latest`` is when the next run begins."""
+def test_retargeted_parent_link_does_not_overwrite_other_run(tmp_path):
+    """Like ``latest`` when the next run starts."""
     mine, theirs, link = tmp_path / "mine", tmp_path / "theirs", tmp_path / "latest"
     mine.mkdir()
     earlier = put_earlier_run(theirs / "modelprof")
@@ -212,7 +212,7 @@ def test_a_link_on_the_way_is_put_elsewhere(tmp_path):
     assert callback.report is not None
 
 
-def test_the_folder_is_moved_and_another_run_begins_in_its_place(tmp_path):
+def test_replacing_run_is_not_overwritten(tmp_path):
     folder = tmp_path / "modelprof"
 
     def move():
@@ -226,11 +226,11 @@ def test_the_folder_is_moved_and_another_run_begins_in_its_place(tmp_path):
     assert load_run(tmp_path / "kept").info.status == "running"
 
 
-# Claiming it
+# Claiming the directory
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE, errno.EDQUOT, errno.EACCES])
-def test_a_folder_that_cannot_be_claimed_is_not_written_to(tmp_path, monkeypatch, code):
+def test_directory_that_cannot_be_claimed_is_not_written_to(tmp_path, monkeypatch, code):
     earlier = put_earlier_run(tmp_path / "modelprof")
     mkdir = Path.mkdir
 
@@ -249,15 +249,15 @@ def test_a_folder_that_cannot_be_claimed_is_not_written_to(tmp_path, monkeypatch
     assert len(callback.run.ranks[0].steps) == 32
 
 
-def test_a_link_to_nowhere_above_the_folder_ends(tmp_path):
+def test_claiming_below_dangling_link_raises(tmp_path):
     (tmp_path / "nowhere").symlink_to(tmp_path / "missing")
     with pytest.raises(OSError, match="File exists"):
         claim_directory(tmp_path / "nowhere" / "modelprof")
 
 
 @pytest.mark.parametrize("dirpath", ["nowhere", "nowhere/out"])
-def test_a_link_to_nowhere_is_refused_before_training(tmp_path, dirpath):
-    """Files would go to ``nowhere_1``, where nobody looks for them."""
+def test_dangling_link_is_rejected_before_training(tmp_path, dirpath):
+    """Otherwise files would go to ``nowhere_1``, where users wouldn't look."""
     (tmp_path / "nowhere").symlink_to("missing")
     with pytest.raises(ConfigError, match="nowhere is a link to missing, which does not exist"):
         run_fit(tmp_path, active=0, dirpath=tmp_path / dirpath)
@@ -270,8 +270,8 @@ def test_a_link_to_nowhere_is_refused_before_training(tmp_path, dirpath):
 @pytest.mark.parametrize(
     "what", ["a link to missing, which does not exist", "a link to itself", "a file", ""]
 )
-def test_what_is_in_the_way_beside_the_logger_is_named(tmp_path, what):
-    """Without a ``dirpath`` files go to ``modelprof_1``, and a line says why; not so beside a run."""
+def test_obstacle_in_logger_directory_is_named(tmp_path, what):
+    """Without a ``dirpath``, files go to ``modelprof_1``. A warning says why, unless a run is in the way."""
     logger = CSVLogger(tmp_path, version=0)
     folder = Path(logger.log_dir, "modelprof")
     folder.parent.mkdir(parents=True)
@@ -294,7 +294,7 @@ def test_what_is_in_the_way_beside_the_logger_is_named(tmp_path, what):
 
 @pytest.fixture
 def ctrl_c():
-    """Ctrl-C raises also where these tests run in the background, which ignores it."""
+    """Make Ctrl-C raise even in background jobs, which ignore it."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -302,8 +302,8 @@ def ctrl_c():
 
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("before", ["mkdir", "touch"])
-def test_ctrl_c_twice_while_the_folder_is_claimed(tmp_path, monkeypatch, before):
-    """At a fixed point and once more while the first is told: no archive, rather than an empty one."""
+def test_double_ctrl_c_while_claiming_leaves_no_archive(tmp_path, monkeypatch, before):
+    """At a fixed point, and again while the first is handled: no archive is better than an empty one."""
     usual = getattr(Path, before)
     told = []
 
@@ -330,8 +330,8 @@ def test_ctrl_c_twice_while_the_folder_is_claimed(tmp_path, monkeypatch, before)
     assert load_run(found).info.status == "finished"
 
 
-def test_a_claim_that_was_lost_in_between_is_given_back(tmp_path, monkeypatch):
-    """Another run saves its archive, and takes its claim away, between our look and our claim."""
+def test_claim_lost_to_another_run_is_removed(tmp_path, monkeypatch):
+    """Another run saves its archive and removes its claim between our check and our claim."""
     touch = Path.touch
 
     def save_first(self, *args, **kwargs):
@@ -344,12 +344,12 @@ def test_a_claim_that_was_lost_in_between_is_given_back(tmp_path, monkeypatch):
     assert contents(tmp_path / "modelprof") == {"run.json": EARLIER}
 
 
-# The archive stays readable, and is saved again when it can be
+# The archive stays readable, and is saved again when possible
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.ENOSPC, errno.EDQUOT])
-def test_an_error_of_ours_where_nothing_can_be_saved_is_saved_later(tmp_path, monkeypatch, code):
-    """From batch 4 to 12 no file can be opened, which an import of torch's within our code does not bear."""
+def test_run_is_saved_later_after_error_on_full_disk(tmp_path, monkeypatch, code):
+    """From batch 4 to 12 no file can be opened, so an import by torch within our code fails."""
     batch = 0
 
     def note(index):
@@ -380,8 +380,8 @@ def test_an_error_of_ours_where_nothing_can_be_saved_is_saved_later(tmp_path, mo
     assert len(messages) == 2, "the error, and that it could not be saved there and then"
 
 
-def test_a_disk_that_takes_no_new_file_at_first(tmp_path, monkeypatch):
-    """The claim stands for the folder until the first archive is there."""
+def test_run_is_saved_once_disk_accepts_files(tmp_path, monkeypatch):
+    """The claim file reserves the directory until the first archive exists."""
     batch = 0
 
     def note(index):
@@ -409,8 +409,8 @@ def test_a_disk_that_takes_no_new_file_at_first(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("first", [1, 40, 150, 400])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.5, 2**70, -(2**70)])
-def test_a_clock_that_fails(tmp_path, first, value):
-    """Whatever it answers from some read on, what is saved can be read, and holds the steps before."""
+def test_broken_clock_leaves_readable_archive(tmp_path, first, value):
+    """Whatever the clock returns after the failure, the archive is readable and has the steps before."""
     callback = make_callback(tmp_path, active=0)
     reads, read = 0, callback._clock
 
@@ -427,7 +427,7 @@ def test_a_clock_that_fails(tmp_path, first, value):
         assert len(steps) >= 5, "steps that were measured before it failed"
 
 
-def test_a_date_that_cannot_be_told(tmp_path, monkeypatch):
+def test_run_is_saved_without_date(tmp_path, monkeypatch):
     class NoDate:
         @staticmethod
         def now():
@@ -442,7 +442,7 @@ def test_a_date_that_cannot_be_told(tmp_path, monkeypatch):
     assert callback.report is not None
 
 
-def test_a_relative_folder_is_tried_once_in_each_working_folder(tmp_path, monkeypatch):
+def test_relative_path_is_checked_once_per_working_directory(tmp_path, monkeypatch):
     made = []
     mkdir = Path.mkdir
     monkeypatch.setattr(Path, "mkdir", lambda self, *args: made.append(1) or mkdir(self, *args))

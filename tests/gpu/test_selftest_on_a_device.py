@@ -1,4 +1,4 @@
-"""The checks of ``lightning-modelprof selftest`` on the machine's GPU, each as a test."""
+"""Runs each check of ``lightning-modelprof selftest`` on the machine's GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 
 
 def device_here():
-    """The kind of GPU that torch finds, or ``None``."""
+    """Kind of GPU that torch finds, or ``None``."""
     for kind in ("cuda", "xpu"):
         if getattr(torch, kind).is_available():
             return kind
@@ -19,7 +19,7 @@ def device_here():
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
-def test_check(check):
+def test_selftest_check_passes_on_gpu(check):
     device = device_here()
     if device is None:
         pytest.skip("needs a CUDA, XPU or MPS device")

@@ -1,4 +1,4 @@
-"""The end of CI's output names everything that it skipped."""
+"""Tests the CI summary that lists everything skipped."""
 
 from __future__ import annotations
 
@@ -51,6 +51,6 @@ def test_skipped_tests_are_counted_by_reason(tmp_path):
     ]
 
 
-def test_nothing_was_skipped():
+def test_summary_says_if_nothing_was_skipped():
     summary = runpy.run_path(str(SCRIPT))["summary"]
     assert summary("12 passed in 3 s", []) == "Skipped: nothing"

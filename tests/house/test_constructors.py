@@ -1,4 +1,4 @@
-"""A constructor takes few arguments: with more, the class does several things or lacks an idea."""
+"""Tests that constructors take few arguments. More means that a class does too much."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MOST = 6
 PUBLIC = {
     "ModelProfCallback": "the arguments are the configuration",
 }
-"""What users construct."""
+"""Exceptions: classes that users construct."""
 
 RECORDS = {"Record", "Struct", "NamedTuple", "TypedDict"}
-"""Data: their fields are what they are."""
+"""Base classes of plain data, which may have any number of fields."""
 
 
 def is_record(node):
-    """Whether a class is data alone: a record, or a frozen dataclass."""
+    """Whether a class is plain data: a record or a frozen dataclass."""
     bases = {ast.unparse(base).rpartition(".")[2] for base in node.bases}
     decorators = [ast.unparse(one) for one in node.decorator_list]
     return bool(bases & RECORDS) or any("dataclass" in one and "frozen=True" in one for one in decorators)
@@ -32,7 +32,7 @@ def is_dataclass(node):
 
 
 def num_arguments(node):
-    """How many a class is constructed with, ``self`` and variable ones aside; 0 for data."""
+    """Number of constructor arguments, without ``self`` and variadic ones; 0 for plain data."""
     for method in node.body:
         if isinstance(method, ast.FunctionDef) and method.name == "__init__":
             arguments = method.args
@@ -43,12 +43,12 @@ def num_arguments(node):
 
 
 def constructors(source):
-    """Class → how many arguments it is constructed with."""
+    """Number of constructor arguments per class."""
     classes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]
     return {node.name: num_arguments(node) for node in classes}
 
 
-def test_what_is_counted():
+def test_constructor_arguments_are_counted():
     source = """
 class Six:
     def __init__(self, a, b, /, c, d=1, *more, e, f=2, **rest): ...
@@ -77,11 +77,11 @@ FOUND = {
 }
 
 
-def test_no_constructor_takes_more_than_six_arguments():
+def test_constructors_take_at_most_six_arguments():
     assert len(FOUND) > 500
     assert {key: number for key, number in FOUND.items() if number > MOST and key[1] not in PUBLIC} == {}
 
 
-def test_the_exceptions_are_there():
-    """A name that is gone has to go from the list."""
+def test_exceptions_exist():
+    """Remove names of deleted classes from the list."""
     assert {*PUBLIC} <= {name for _, name in FOUND}

@@ -1,4 +1,4 @@
-"""Every figure of the package has its definition, on what makes it, and docs/report.md has them all."""
+"""Tests that every figure is defined where it is built, and that docs/report.md has all definitions."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DRAWINGS = (*CHARTS, *TRACE_CHARTS, *FLAMES)
 
 
 def kinds_in_sources():
-    """Every table kind that a file of reports has, by its id."""
+    """Every table kind in the report sources, by id."""
     found = {}
     for path in sorted((SOURCE / "report").rglob("*.py")):
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts)
@@ -52,13 +52,13 @@ KNOWN = kinds_in_sources()
 
 
 def definition_of(kind, name, label=""):
-    """What a page says of a figure; ``""`` if nothing.
+    """Definition of a figure as shown on a page; ``""`` if it has none.
 
     Args:
         kind: ``table``, ``chart``, ``flame``, ``figure``, ``rule`` or ``verdict``; ``column`` or ``row`` of a
             table.
-        name: of a table, chart, flame graph, rule or verdict its id, of a key figure its label.
-        label: key of a column, label of a row.
+        name: id of a table, chart, flame graph, rule or verdict; label of a key figure.
+        label: column key or row label.
     """
     if kind == "column":
         return column_definition(name, label)
@@ -67,7 +67,7 @@ def definition_of(kind, name, label=""):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """One of each kind, with every table that can be made here."""
+    """One report of each kind, with every table that this machine can produce."""
     folders = [tmp_path_factory.mktemp("fit") for _ in range(2)]
     asked = {"flops": True, "sampling": True, "profile_memory": True, "fvcore": True, "skip_first": 6}
     found = [run_fit(folder, data=loader(200), active=3, **asked).report for folder in folders]
@@ -79,8 +79,8 @@ def reports(tmp_path_factory):
     return found
 
 
-def test_docs_have_the_definitions():
-    """``python -m tests.support.reference`` brings the page up to date."""
+def test_docs_have_all_definitions():
+    """``python -m tests.support.reference`` updates the page."""
     page = PAGE.read_text(encoding="utf-8")
     wanted = with_definitions(page)
     if os.environ.get(UPDATE_VARIABLE):
@@ -91,7 +91,7 @@ def test_docs_have_the_definitions():
     assert sorted(re.findall(r"<!-- generated: (\S+) -->", page)) == sorted(keys)
 
 
-def test_a_new_table_gets_its_section():
+def test_new_table_gets_its_section():
     page = PAGE.read_text(encoding="utf-8")
     block = re.search(r"## Kernel Summary\n.*?<!-- end -->\n\n", page, re.DOTALL).group()
     again = with_definitions(page.replace(block, ""))
@@ -100,7 +100,7 @@ def test_a_new_table_gets_its_section():
 
 
 @pytest.mark.parametrize("kind", KNOWN.values(), ids=KNOWN)
-def test_every_kind_of_table_is_defined(kind):
+def test_every_table_kind_is_defined(kind):
     assert len(definition_of("table", kind.id)) > 30
     keys = [column.key for column in kind.columns]
     assert len(set(keys)) == len(keys)
@@ -110,14 +110,14 @@ def test_every_kind_of_table_is_defined(kind):
         assert definition_of("row", kind.id, label)
 
 
-def test_the_registry_has_every_kind_of_run_and_traces():
+def test_registry_has_every_kind_of_run_and_trace_tables():
     comparisons = {one for one in KNOWN if one.startswith(("comparison_", "stages", "changes"))}
     assert comparisons
     assert set(KINDS) == set(KNOWN) - comparisons
 
 
-def test_every_table_of_real_reports_is_of_its_kind(reports):
-    """All columns but the first, the names of rows, are those of the kind, with a definition each."""
+def test_tables_of_real_reports_match_their_kinds(reports):
+    """Every column has a definition, except the first, which holds row names."""
     without = {}
     for table in (table for report in reports for table in report.tables):
         kind = KNOWN[re.sub(r"_\d+$", "", table.id)]
@@ -128,8 +128,8 @@ def test_every_table_of_real_reports_is_of_its_kind(reports):
     assert without == {}
 
 
-def test_nothing_of_it_is_stored(reports):
-    """So a report that was stored before has its help as well, and compares."""
+def test_definitions_are_not_stored_in_reports(reports):
+    """So older stored reports also get help texts, and can be compared."""
     for report in reports:
         assert b'"help"' not in render_json(report)
     first, second = reports[:2]
@@ -141,14 +141,14 @@ def test_nothing_of_it_is_stored(reports):
         assert changed_rows(opened, second) == changed_rows(first, second) != ()
 
 
-def test_every_view_that_is_named_exists():
+def test_named_views_exist():
     known = {view.key for view in VIEWS}
     named = {view for one in (*KNOWN.values(), *DRAWINGS) for view in one.views}
     assert named <= known
     assert {"overview", "steps", "kernels", "modules", "memory", "distributed", "operators"} <= named
 
 
-def test_every_chart_and_flame_graph_of_real_reports(reports):
+def test_charts_and_flame_graphs_of_real_reports_are_defined(reports):
     by_id = {("chart", one.id) for one in (*CHARTS, *TRACE_CHARTS)} | {("flame", one.id) for one in FLAMES}
     drawn = {("chart", one.id) for report in reports for one in report.charts}
     drawn |= {("flame", one.id) for report in reports for one in report.flames}
@@ -158,8 +158,8 @@ def test_every_chart_and_flame_graph_of_real_reports(reports):
         assert definition_of(kind, name)
 
 
-def test_ids_of_drawings_are_those_of_what_they_draw():
-    """Also of those that no report here has."""
+def test_drawing_ids_match_their_charts():
+    """Includes drawings that none of these reports has."""
     built = set()
     for path in (SOURCE / "report").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -173,7 +173,7 @@ def test_ids_of_drawings_are_those_of_what_they_draw():
     assert built == {one.id for one in DRAWINGS}
 
 
-def test_phases_rules_and_key_figures():
+def test_phases_rules_key_figures_and_verdicts_are_defined():
     for phase in PHASES:
         assert definition_of("row", "phases", phase.label), phase
     for name in ("batch_cost", "ips", "Reader Ratio", "FLOP/s", "MFU"):
@@ -184,7 +184,7 @@ def test_phases_rules_and_key_figures():
         assert definition_of("verdict", kind), kind
 
 
-def test_levels_of_a_rule_are_its_limits():
+def test_rule_levels_show_their_thresholds():
     by_kind = {rule.kind: rule for rule in RULES}
     assert by_kind["input_bound"].levels == "5%, 20%"
     assert by_kind["slow_callback"].levels == "3%, 15% of the loop"
@@ -213,11 +213,11 @@ def test_levels_of_a_rule_are_its_limits():
         ("verdict", "input_bound", "", "these findings take at least 20%"),
     ],
 )
-def test_terms(kind, name, label, begins):
+def test_definitions_start_as_expected(kind, name, label, begins):
     assert definition_of(kind, name, label).startswith(begins)
 
 
-def test_nobody_defines_what_is_not_there():
+def test_unknown_names_have_no_definition():
     assert definition_of("column", "kernels", "nonsense") == ""
     assert definition_of("table", "nonsense") == ""
     assert definition_of("row", "kernels", "aten::add") == ""
@@ -238,8 +238,8 @@ def test_definitions_on_a_page_are_plain_text():
     )
 
 
-def test_the_plugin_answers_without_torch():
-    """TensorBoard imports it at its first request."""
+def test_plugin_answers_without_torch():
+    """TensorBoard imports the plugin at its first request."""
     script = "import sys, lightning_modelprof.tensorboard_plugin.answers; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT, env=os.environ

@@ -1,4 +1,4 @@
-"""The public API is documented: a summary sentence, then every argument."""
+"""Tests that the public API is documented: a summary sentence, then every argument."""
 
 from __future__ import annotations
 

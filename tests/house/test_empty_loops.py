@@ -1,4 +1,4 @@
-"""Each test asserts something outside of its loops, because a loop over nothing asserts nothing."""
+"""Tests that every test asserts something outside loops, because an empty loop asserts nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMPREHENSIONS = (ast.DictComp, ast.GeneratorExp, ast.ListComp, ast.SetComp)
 
 
 def toothless(source: str) -> list[str]:
-    """Names of the tests whose assertions all pass if what they loop over is empty."""
+    """Names of tests whose assertions all pass if their loops are empty."""
     tree = ast.parse(source)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     helpers = {one.name for one in functions if any(isinstance(node, ast.Assert) for node in ast.walk(one))}
@@ -30,7 +30,7 @@ def toothless(source: str) -> list[str]:
 
 
 def names_of_displays(nodes: list[ast.AST]) -> set[str]:
-    """Names that are bound to a display such as ``[1, 2]``."""
+    """Names bound to a non-empty display such as ``[1, 2]``."""
     return {
         target.id
         for node in nodes
@@ -41,7 +41,7 @@ def names_of_displays(nodes: list[ast.AST]) -> set[str]:
 
 
 def is_filled(value: ast.AST, known: set[str]) -> bool:
-    """Whether an expression plainly has at least one element."""
+    """Whether an expression certainly has at least one element."""
     if isinstance(value, DISPLAYS):
         return bool(value.keys if isinstance(value, ast.Dict) else value.elts)
     if isinstance(value, ast.Name):
@@ -63,7 +63,7 @@ def is_filled(value: ast.AST, known: set[str]) -> bool:
 
 
 def assertions(node: ast.AST, known: set[str], helpers: set[str], *, looped: bool = False) -> list[bool]:
-    """One entry for each assertion in a node: whether it asserts something in any case."""
+    """One entry per assertion in a node: whether it always asserts something."""
     if isinstance(node, ast.FunctionDef | ast.Lambda | ast.ClassDef):
         return []
     if isinstance(node, ast.Assert):
@@ -82,7 +82,7 @@ def assertions(node: ast.AST, known: set[str], helpers: set[str], *, looped: boo
 
 
 def holds_for_nothing(test: ast.AST, known: set[str]) -> bool:
-    """Whether a condition is ``all(...)`` or ``not any(...)`` over something that may be empty."""
+    """Whether a condition is ``all(...)`` or ``not any(...)`` over a possibly empty iterable."""
     wanted = "all"
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test, wanted = test.operand, "any"
@@ -95,8 +95,8 @@ def holds_for_nothing(test: ast.AST, known: set[str]) -> bool:
     )
 
 
-def test_each_test_asserts_something_outside_of_its_loops():
-    """If this fails: assert that the loop has something to run over, best with an exact count."""
+def test_every_test_asserts_something_outside_loops():
+    """If this fails, assert that the loop isn't empty, preferably with an exact count."""
     files = sorted(TESTS.rglob("test_*.py"))
     assert len(files) > 100
     found = [
@@ -119,7 +119,7 @@ def test_each_test_asserts_something_outside_of_its_loops():
         "for one in found():\n        with pytest.raises(ValueError): one()",
     ],
 )
-def test_what_may_assert_nothing_is_found(body):
+def tests_that_may_assert_nothing_are_found(body):
     assert toothless(f"def test_it():\n    {body}\n") == ["test_it"]
 
 
@@ -137,5 +137,5 @@ def test_what_may_assert_nothing_is_found(body):
         "found()",
     ],
 )
-def test_what_asserts_in_any_case_is_not(body):
+def tests_that_always_assert_are_not_found(body):
     assert toothless(f"NAMES = ['a']\ndef test_it():\n    {body}\n") == []

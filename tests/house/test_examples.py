@@ -1,4 +1,4 @@
-"""The examples, the benchmark and the configurations are run as a user runs them."""
+"""Runs the examples, the overhead benchmark and the configurations as a user would."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ needs_images = pytest.mark.skipif(
 
 
 def run(script: str, *arguments: object, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a script of the repository in another folder, as `python SCRIPT ARGUMENTS`."""
+    """Run a repository script in another directory, as `python SCRIPT ARGUMENTS`."""
     file = ROOT / script
     return warm.start(file.read_text(), *arguments, cwd=cwd, file=file).wait(300)
 
 
 def succeed(script: str, *arguments: object, cwd: Path) -> str:
-    """Runs a script that has to succeed; returns what it printed."""
+    """Run a script that must succeed; return its output."""
     result = run(script, *arguments, cwd=cwd)
     assert result.returncode == 0, result.stderr[-4000:]
     assert "Traceback" not in result.stderr, result.stderr[-4000:]
@@ -49,7 +49,7 @@ def succeed(script: str, *arguments: object, cwd: Path) -> str:
 
 
 def check_files(folder: Path, *, profiled: bool) -> None:
-    """The files of one run are there, and can be read."""
+    """Check that the files of a run exist and can be read."""
     report = json.loads((folder / "report.json").read_text())
     assert report["schema_version"] == 2
     json.loads((folder / "run.json").read_text())
@@ -58,14 +58,14 @@ def check_files(folder: Path, *, profiled: bool) -> None:
 
 
 @needs_images
-def test_minimal(tmp_path):
+def test_minimal_example_runs(tmp_path):
     printed = succeed("examples/minimal.py", cwd=tmp_path)
     assert "all tables: lightning-modelprof report " in printed
     check_files(tmp_path / "lightning_logs" / "version_0" / "modelprof", profiled=True)
 
 
 @needs_images
-def test_a_plain_loop(tmp_path):
+def test_plain_loop_example_runs(tmp_path):
     printed = succeed("examples/plain_loop.py", "--epochs", 2, cwd=tmp_path)
     assert "Sequential, 64 training steps (finished)" in " ".join(printed.split())
     check_files(tmp_path / "modelprof", profiled=True)
@@ -82,7 +82,7 @@ def test_cifar10_profiles_by_default(tmp_path):
 
 
 @needs_images
-def test_cifar10_with_its_own_data_and_half_open_steps(tmp_path):
+def test_cifar10_reads_real_files_and_half_open_steps(tmp_path):
     folder = tmp_path / "data" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -102,11 +102,11 @@ def test_cifar10_with_its_own_data_and_half_open_steps(tmp_path):
     assert "all tables: lightning-modelprof report " in printed
     check_files(tmp_path / "logs" / "version_0" / "modelprof", profiled=True)
     (trace,) = (tmp_path / "logs").glob("version_0/modelprof/traces/*")
-    assert "3-13" in trace.name  # the end of (3, 14) is not among them
+    assert "3-13" in trace.name  # (3, 14) excludes its end
 
 
 @needs_images
-def test_cifar10_compare_goes_through_the_four_steps(tmp_path):
+def test_cifar10_compare_runs_four_steps(tmp_path):
     printed = succeed("examples/cifar10.py", "--compare", "--max-steps", 40, "--batch-size", 8, cwd=tmp_path)
     before = re.search(r"^ +0 +[\d.]+% +[\d.]+ ms +([\d.]+) steps/s$", printed, re.MULTILINE)
     after = re.search(r"^ +2 +[\d.]+% +[\d.]+ ms +([\d.]+) steps/s$", printed, re.MULTILINE)
@@ -115,7 +115,7 @@ def test_cifar10_compare_goes_through_the_four_steps(tmp_path):
     assert after, printed
     assert result, printed
     ratio = float(after[1]) / float(before[1])
-    # All are rounded; on a slow machine 0.01 steps/s are much.
+    # All values are rounded; on a slow machine 0.01 steps/s is a large error.
     error = ratio * (0.006 / float(before[1]) + 0.006 / float(after[1]))
     assert float(result[1]) == pytest.approx(ratio, abs=0.006 + error)
     assert float(result[2]) == pytest.approx(100 * (ratio - 1), abs=0.6 + 100 * error)
@@ -132,7 +132,7 @@ def test_cifar10_compare_goes_through_the_four_steps(tmp_path):
 
 
 @needs_images
-def test_cifar10_without_data_says_what_to_do(tmp_path):
+def test_cifar10_without_data_says_how_to_get_it(tmp_path):
     result = run("examples/cifar10.py", "--data-dir", tmp_path / "nowhere", cwd=tmp_path)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
@@ -162,7 +162,7 @@ def test_cifar10_without_data_says_what_to_do(tmp_path):
         ((70.0, 0.1), (60.0, None), 0.02, ["0.86x (-14%", "Too few steps"]),
     ],
 )
-def test_gain_is_honest(monkeypatch, before, after, drift, expected):
+def test_gain_is_claimed_only_beyond_noise(monkeypatch, before, after, drift, expected):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     gain = importlib.import_module("cifar10").gain
 
@@ -189,7 +189,7 @@ runpy.run_path(script, run_name="__main__")
     ("script", "missing"),
     [("minimal.py", "sklearn"), ("cifar10.py", "PIL"), ("cli.py", "jsonargparse")],
 )
-def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, script, missing):
+def test_missing_extra_names_its_install_command(tmp_path, script, missing):
     result = run_script(WITHOUT, missing, ROOT / "examples" / script, cwd=tmp_path)
     assert result.returncode == 1
     error = result.stderr.strip().split("\n")[-1]
@@ -199,7 +199,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(tmp_path, scrip
 
 
 @needs_images
-def test_notebook(tmp_path, monkeypatch):
+def test_notebook_runs(tmp_path, monkeypatch):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT), str(ROOT / "examples"))))
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
@@ -214,7 +214,7 @@ def test_notebook(tmp_path, monkeypatch):
 
 
 @needs_images
-def test_lightning_cli(tmp_path):
+def test_lightning_cli_configuration_runs(tmp_path):
     pytest.importorskip("docstring_parser", reason="LightningCLI needs jsonargparse[signatures]")
     printed = succeed(
         "examples/cli.py",
@@ -227,7 +227,7 @@ def test_lightning_cli(tmp_path):
     assert "lightning_modelprof.ModelProfCallback" in (folder / "config.yaml").read_text()
 
 
-def test_pipeline_timing_has_the_three_methods_side_by_side(tmp_path):
+def test_pipeline_timing_shows_three_methods(tmp_path):
     sizes = ("--device", "cpu", "--warm-up", 2, "--runs", 8, "--image-size", 16, "--width", 8)
     printed = succeed("examples/pipeline_timing.py", *sizes, cwd=tmp_path)
     alone, pipeline, missed = printed.split("\n\n")
@@ -237,12 +237,12 @@ def test_pipeline_timing_has_the_three_methods_side_by_side(tmp_path):
         row = re.search(rf"^ +{method}((?: +[\d.]+ ms){{4}})$", pipeline, re.MULTILINE)
         assert row, printed
         model1, cpu_work, model2, whole = (float(ms) for ms in re.findall(r"[\d.]+", row[1]))
-        # Medians of parts may exceed the median of the whole, but not by much.
+        # The sum of the parts' medians may slightly exceed the median of the whole.
         assert 0 < model1 + cpu_work + model2 <= 1.5 * whole + 0.01
         assert f"  {method} " in missed
 
 
-def test_overhead_benchmark(tmp_path):
+def test_overhead_benchmark_runs(tmp_path):
     printed = succeed(
         "benchmarks/overhead.py",
         *("--rounds", 1, "--steps", 50, "--json", tmp_path / "overhead.json"),
@@ -258,7 +258,7 @@ def test_overhead_benchmark(tmp_path):
         assert variant["step_us"]["median"] > 0
 
 
-def test_the_documented_configurations_are_there():
+def test_documented_configurations_exist():
     names = {path.name for path in CONFIGS}
     assert names >= {"default.yaml", "timer_only.yaml", "deep_dive.yaml", "lightning_cli.yaml"}
 
@@ -275,7 +275,7 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-# The one for LightningCLI is a whole program's configuration: see test_lightning_cli.
+# The LightningCLI file configures a whole program: see test_lightning_cli_configuration_runs.
 @pytest.mark.parametrize(
     "path", [path for path in CONFIGS if path != LIGHTNING_CLI], ids=lambda path: path.name
 )
@@ -296,8 +296,8 @@ def test_every_configuration_trains(path, tmp_path):
     assert callback.report is not None
 
 
-def test_the_article_names_each_problem_until_it_is_mended(tmp_path):
-    """Stage after stage one of the marked lines is gone."""
+def test_article_names_each_problem_until_fixed(tmp_path):
+    """Each stage removes one of the marked lines."""
     out = tmp_path / "reports"
     arguments = ("--stages", 0, 1, 2, 3, "--steps", 30, "--batch-size", 32, "--out", out)
     printed = succeed("examples/article_003.py", *arguments, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""The benchmark of FLOP counters: truths that hold for ours, cells that survive any tool, right tables."""
+"""Tests the FLOP counter benchmark: true counts, cells that survive failing tools, and tables."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flops import BEGIN, END, Cell
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "flops.md"
 
-# Cheap ones that need no other package. Of these the kernel computes gradients that nobody needs:
+# Backward kernels of these models compute unneeded gradients.
 MORE_THAN_NEEDED = {"lstm"}
-CHEAP = [
+CHEAP = [  # models that need no other package
     "mlp",
     "mobilenet",
     "unet",
@@ -50,21 +50,21 @@ CHEAP = [
 ]
 
 
-# ---- Truths
+# ---- True counts
 
 
-def test_there_are_the_31_models():
+def test_there_are_31_models():
     assert len(MODELS) == 31
     assert set(CHEAP) < set(MODELS)
 
 
-def test_a_convolution_by_hand():
-    # Of 3 x 4 output points in 10 channels each sums over 2 x 2 points in the 3 channels of its group.
+def test_convolution_macs_match_hand_count():
+    # Each of the 3 x 4 output points in 10 channels sums over 2 x 2 points in its group's 3 channels.
     assert convolution_macs(5, 6, 10, (2, 2), (3, 4), groups=2) == 5 * 12 * 10 * 3 * 4
 
 
 @pytest.mark.parametrize("name", CHEAP)
-def test_ours_reports_the_truth(name):
+def test_our_counter_reports_true_macs(name):
     torch.manual_seed(0)
     case = MODELS[name]()
     reported = TOOLS["ours"].count(case)
@@ -77,14 +77,14 @@ def test_ours_reports_the_truth(name):
         assert reported.recompute == case.recompute_macs
 
 
-def test_the_loss_sees_every_output():
+def test_loss_uses_every_output():
     leaf = torch.ones(2, requires_grad=True)
     output = {"a": [leaf, None, (leaf * 2, "text")], "b": Batch(leaf * 3), "c": torch.ones(1)}
     assert [tensor.sum().item() for tensor in tensors_in(output)] == [2, 4, 6, 1]
-    assert total(output).item() == 12  # what needs no gradient is no loss
+    assert total(output).item() == 12  # outputs without gradient don't count
 
 
-# ---- What a tool leaves behind
+# ---- Side effects of tools
 
 
 def no_count(case):
@@ -144,14 +144,14 @@ def build():
         (draws_with_python, ["random numbers"]),
     ],
 )
-def test_every_change_is_seen(tool, changed):
+def test_every_change_is_detected(tool, changed):
     answer = count(Tool(label="", package="", count=tool), build)
     assert answer["changed"] == changed
     assert answer["forward"] == 0
     assert answer["truths"] == [4 * 16 * 32 + 4 * 32 * 4, 4 * 16 * 32 + 2 * 4 * 32 * 4]
 
 
-def test_the_steps_own_changes_are_no_fault_of_who_watches():
+def test_changes_by_step_itself_are_not_blamed_on_tool():
     def watches(case):
         case.loss(case.call()).backward()  # statistics of norms, gradients
         return no_count(case)
@@ -168,7 +168,7 @@ def test_the_steps_own_changes_are_no_fault_of_who_watches():
     assert answer["changed"] == ["values", "gradients"]
 
 
-def test_whether_a_model_still_runs_compiled():
+def test_lost_compilation_is_detected():
     case = build()
     assert not flop_peers.runs_compiled(case)
     answer = count(TOOLS["ours"], lambda: compiled(build(), "aot_eager"))
@@ -188,7 +188,7 @@ def test_whether_a_model_still_runs_compiled():
 # ---- Cells
 
 
-def test_a_tool_that_raises_gives_a_failing_cell():
+def test_tool_that_raises_gives_failing_cell():
     def fails(case):
         case.model.eval()
         raise IndexError("list index\n   out of range")
@@ -210,7 +210,7 @@ def test_a_tool_that_raises_gives_a_failing_cell():
         ("import time; time.sleep(60)", "fails: over 0.5 s", ""),
     ],
 )
-def test_a_tool_that_crashes_or_hangs_costs_its_cell(tmp_path, program, problem, message):
+def test_tool_that_crashes_or_hangs_loses_only_its_cell(tmp_path, program, problem, message):
     worker = tmp_path / "worker.py"
     worker.write_text(program)
     cell = flops.count_cell("ours", "mlp", 0.5 if "sleep" in program else 60, worker)
@@ -218,13 +218,13 @@ def test_a_tool_that_crashes_or_hangs_costs_its_cell(tmp_path, program, problem,
     assert cell.forward is None
 
 
-def test_a_real_cell():
+def test_real_cell_is_counted():
     cell = flops.count_cell("ours", "mlp", 120)
     assert cell == Cell(forward=1, backward=1, truths=(17_121_280, 2 * 17_121_280 - 32 * 784 * 512))
 
 
 @pytest.mark.parametrize("what", ["tool", "model"])
-def test_what_is_not_installed_is_no_failure(monkeypatch, capsys, what):
+def test_missing_package_is_not_failure(monkeypatch, capsys, what):
     def needs_a_package():
         raise ModuleNotFoundError("No module", name="no_such_package")
 
@@ -258,7 +258,7 @@ def test_what_is_not_installed_is_no_failure(monkeypatch, capsys, what):
         (0.0001, "<0.001"),
     ],
 )
-def test_ratios(ratio, text):
+def test_ratio_texts(ratio, text):
     assert flops.ratio_text(ratio) == text
 
 
@@ -287,7 +287,7 @@ def synthetic():
 TOOL_NAMES = ["ours", "fvcore", "deepspeed"]
 
 
-def test_the_table_of_models():
+def test_models_table():
     lines = flops.models_table(synthetic(), TOOL_NAMES).splitlines()
     assert lines == [
         "| model | forward MACs | lightning-modelprof | fvcore | DeepSpeed | backward MACs"
@@ -299,7 +299,7 @@ def test_the_table_of_models():
     ]
 
 
-def test_the_table_of_tools():
+def test_tools_table():
     lines = flops.tools_table(synthetic(), TOOL_NAMES).splitlines()
     assert lines[2:] == [
         "| lightning-modelprof | 1 | 2 | 0 | 1 | 2 |",
@@ -308,7 +308,7 @@ def test_the_table_of_tools():
     ]
 
 
-def test_failures_are_said_once():
+def test_failures_are_listed_once():
     rows = synthetic()
     assert flops.failures(rows, TOOL_NAMES) == ["* fvcore (first; second): `KeyError: 'x'`"]
     rendered = flops.render(rows, TOOL_NAMES)
@@ -317,16 +317,16 @@ def test_failures_are_said_once():
     assert "What failed" not in flops.render({"third": rows["third"]}, TOOL_NAMES)
 
 
-def test_a_model_that_no_tool_could_build_has_no_truths():
+def test_model_that_cannot_be_built_has_no_true_counts():
     rows = {"bert": dict.fromkeys(TOOL_NAMES, Cell(problem="not installed"))}
     line = flops.models_table(rows, TOOL_NAMES).splitlines()[-1]
     assert line == "| bert | – | not installed | not installed | not installed | – | – | nothing |"
 
 
-# ---- The document
+# ---- Document
 
 
-def test_only_what_is_between_the_markers_is_rewritten(tmp_path):
+def test_only_text_between_markers_is_rewritten(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n")
     for generated in ("| new |", "| newer |"):
@@ -337,7 +337,7 @@ def test_only_what_is_between_the_markers_is_rewritten(tmp_path):
 @pytest.mark.parametrize(
     "text", ["", BEGIN, END, f"{END} {BEGIN}", f"{BEGIN} {BEGIN} {END}", f"{BEGIN} {END} {END}"]
 )
-def test_a_page_without_its_markers_stays_as_it_is(tmp_path, text):
+def test_page_without_markers_is_unchanged(tmp_path, text):
     page = tmp_path / "page.md"
     page.write_text(text)
     with pytest.raises(ValueError, match=r"page\.md: expected one"):
@@ -345,14 +345,14 @@ def test_a_page_without_its_markers_stays_as_it_is(tmp_path, text):
     assert page.read_text() == text
 
 
-def test_a_part_of_the_table_is_not_written(monkeypatch, capsys):
+def test_partial_table_is_not_written(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["flops.py", "--only", "mlp", "--write", "page.md"])
     with pytest.raises(SystemExit):
         flops.parse_args()
     assert "the whole table" in capsys.readouterr().err
 
 
-def test_the_command_prints_the_tables(monkeypatch, capsys):
+def test_command_prints_tables(monkeypatch, capsys):
     cells = {"ours": Cell(forward=1, backward=1, truths=(7, 8)), "fvcore": Cell(problem="not installed")}
     monkeypatch.setattr(flops, "count_cell", lambda tool, model, timeout_s: cells[tool])
     monkeypatch.setattr(sys, "argv", ["flops.py", "--only", "mlp", "--tools", "ours", "fvcore"])
@@ -360,7 +360,7 @@ def test_the_command_prints_the_tables(monkeypatch, capsys):
     assert "| mlp | 7 | 1 | not installed | 8 | 1 | – | nothing |" in capsys.readouterr().out
 
 
-def test_the_document_has_every_model_and_every_tool():
+def test_docs_have_every_model_and_tool():
     text = DOCUMENT.read_text()
     generated = text.partition(BEGIN)[2].partition(END)[0]
     lines = generated.splitlines()
@@ -371,7 +371,7 @@ def test_the_document_has_every_model_and_every_tool():
     assert [line.split(" | ")[0].removeprefix("| ") for line in rows[: len(MODELS)]] == list(MODELS)
 
 
-def test_a_case_calls_what_it_says():
+def test_case_calls_its_method_and_arguments():
     class Step(nn.Module):
         def other(self, x, scale):
             return x * scale

@@ -1,4 +1,4 @@
-"""The documentation leads somewhere: its links exist, its code runs, its commands and arguments are real."""
+"""Tests the documentation: links exist, code runs, and commands and arguments are valid."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 GUIDES = [*sorted((ROOT / "docs" / "guides").glob("*.md")), ROOT / "docs" / "faq.md"]
 PROGRAM = "lightning-modelprof"
 CALLBACK = "ModelProfCallback"
-SUMMARY = {"sorted_by", "op_detail", "thread_sep", "time_unit", "views"}  # of Paddle, which is not installed
+SUMMARY = {"sorted_by", "op_detail", "thread_sep", "time_unit", "views"}  # Paddle's, which isn't installed
 
 OURS = (ModelProfCallback, count_flops, profile_model, benchmark_inference)
 THEIRS = (
@@ -42,12 +42,12 @@ THEIRS = (
 )
 FOREIGN = {
     *("scheduler", "closed", "ready", "record", "targets", "emit_nvtx"),  # Paddle's
-    *("sort_by", "batch_size_fn", "max_new_tokens"),  # of a table, ThroughputMonitor, generate
-    "export_to_flame_graph",  # PyTorchProfiler's, by its keyword arguments
-    *("with_flops", "with_modules", "profile_memory"),  # torch.profiler's, given on by PyTorchProfiler
-    *("pl_trainer_kwargs", "trainer_kwargs", "cache_data", "fused"),  # of libraries and torch.optim
+    *("sort_by", "batch_size_fn", "max_new_tokens"),  # for a table, ThroughputMonitor and generate
+    "export_to_flame_graph",  # PyTorchProfiler takes it as a keyword argument
+    *("with_flops", "with_modules", "profile_memory"),  # torch.profiler's, passed on by PyTorchProfiler
+    *("pl_trainer_kwargs", "trainer_kwargs", "cache_data", "fused"),  # for libraries and torch.optim
 }
-"""Names of arguments that no signature here has."""
+"""Valid argument names that appear in none of these signatures."""
 
 FENCE = re.compile(
     r"(?:^<!-- (?P<marker>[^\n]*) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.S | re.M
@@ -60,7 +60,7 @@ SHELL_OPERATORS = re.compile(r"(?:[;&|<>()]+|do|then|case|in|if|!)\Z")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of code and what the comment above it says of it."""
+    """A fenced code block and the marker comment above it."""
 
     page: Path
     language: str
@@ -83,7 +83,7 @@ def blocks(page: Path) -> list[Block]:
 
 
 def prose(text: str) -> str:
-    """The text without fenced and indented code."""
+    """Text without fenced and indented code."""
     return re.sub(r"^ {4}.*$", "", FENCE.sub("", text), flags=re.M)
 
 
@@ -91,7 +91,7 @@ def prose(text: str) -> str:
 
 
 def anchors(text: str) -> set[str]:
-    """What GitHub calls the headings of a page."""
+    """GitHub's anchors for a page's headings."""
     seen: dict[str, int] = {}
     for heading in HEADING.findall(prose(text)):
         words = LINK.sub(lambda link: link[0][1 : link[0].index("]")], heading).lower()
@@ -105,7 +105,7 @@ def anchors(text: str) -> set[str]:
 def broken_links(page: Path) -> list[str]:
     problems = []
     for link in LINK.findall(CODE_SPAN.sub("", prose(text_of(page)))):
-        if re.match(r"[a-z]+:", link):  # another site, or an address
+        if re.match(r"[a-z]+:", link):  # a URL or an email address
             continue
         path, _, anchor = link.partition("#")
         target = (page.parent / path).resolve() if path else page
@@ -117,11 +117,11 @@ def broken_links(page: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
+def test_links_exist(page):
     assert broken_links(page) == []
 
 
-def test_a_broken_link_is_seen(tmp_path):
+def test_broken_links_are_found(tmp_path):
     (tmp_path / "b.md").write_text("# What it is\n## `compare`: is it faster?\n## Twice\n## Twice\n")
     page = tmp_path / "a.md"
     page.write_text(
@@ -137,7 +137,7 @@ def test_a_broken_link_is_seen(tmp_path):
     ]
 
 
-def test_every_guide_is_reached_and_short():
+def test_every_guide_is_linked_and_short():
     linked = {
         (page.parent / link.partition("#")[0]).resolve()
         for page in PAGES
@@ -150,10 +150,10 @@ def test_every_guide_is_reached_and_short():
 
 FILE_NAME = re.compile(r"`([\w/]+\.py)`")
 ELSEWHERE = {"train.py", "breakdown_analysis.py", "profiler/tensor_core.py"}
-"""Files of users and of other projects."""
+"""Files of users and other projects."""
 
 
-def test_files_that_texts_name_exist():
+def test_named_files_exist():
     folders = ("lightning_modelprof", "tests", "examples", "benchmarks")
     known = [f"/{file.relative_to(ROOT)}" for one in folders for file in (ROOT / one).rglob("*.py")]
     known += [f"/{file.name}" for file in ROOT.glob("*.py")]
@@ -179,7 +179,7 @@ PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.name)
-def test_python_compiles_and_says_whether_it_is_run(block):
+def test_python_blocks_compile_and_say_if_they_run(block):
     compile(block.text, block.page.name, "exec")
     assert re.fullmatch(r"run|run as \w+\.py|not run: \w.{10,}", block.marker), "run it, or say why not"
 
@@ -187,8 +187,8 @@ def test_python_compiles_and_says_whether_it_is_run(block):
 @pytest.mark.parametrize(
     "guide", [g for g in GUIDES if any(b.marker.startswith("run") for b in blocks(g))], ids=lambda g: g.stem
 )
-def test_what_is_marked_runs(guide, tmp_path, monkeypatch, capsys):
-    """In the order of the page: Python in one namespace or as a script of its own, and our commands."""
+def test_marked_blocks_run(guide, tmp_path, monkeypatch, capsys):
+    """Blocks run in page order: Python in one namespace or as separate scripts, and our commands."""
     monkeypatch.chdir(tmp_path)
     num_threads = torch.get_num_threads()
     names: dict[str, object] = {}
@@ -202,7 +202,7 @@ def test_what_is_marked_runs(guide, tmp_path, monkeypatch, capsys):
             if block.language == "sh":
                 for command in commands(block.text):
                     code = cli.main(command)
-                    # On a busy machine a comparison may rightly say that it cannot tell.
+                    # On a busy machine a comparison may correctly be inconclusive.
                     assert code == 0 or (command[0] == "compare" and code == 4), capsys.readouterr()
                 continue
             script.write_text(block.text)
@@ -219,7 +219,7 @@ def test_what_is_marked_runs(guide, tmp_path, monkeypatch, capsys):
 
 
 def commands(text: str) -> list[list[str]]:
-    """The arguments of each call of our command line in some lines of a shell."""
+    """Arguments of each of our commands in a shell script."""
     found = []
     for line in text.replace("\\\n", " ").splitlines():
         if PROGRAM not in line:
@@ -235,7 +235,7 @@ def commands(text: str) -> list[list[str]]:
 
 
 def mentioned_commands(page: Path) -> list[list[str]]:
-    """Those in code of any kind; a span of two words names a command and is no call of it."""
+    """Commands in all code. A span with just a subcommand names it, so only its --help is parsed."""
     text = text_of(page)
     code = [block.text for block in blocks(page) if block.language in {"", "sh"}]
     code += re.findall(rf"^ {{4}} *({PROGRAM}.*)$", text, re.M)
@@ -256,7 +256,7 @@ def test_commands_parse(page, call, capsys):
 
 
 def exit_code(call: list[str]) -> object:
-    """What the parser alone would end the program with."""
+    """Exit code of the parser, without running the command."""
     try:
         options = make_parser().parse_args(call)
     except SystemExit as error:  # also after --help
@@ -266,7 +266,7 @@ def exit_code(call: list[str]) -> object:
     return 0
 
 
-def test_a_wrong_command_is_seen():
+def test_wrong_commands_are_found():
     (call,) = commands(f"echo 1 && {PROGRAM} analyze a_$i --sorted-by nothing > x.txt  # why")
     assert call == ["analyze", "a_$i", "--sorted-by", "nothing"]
     assert exit_code(call) == 2
@@ -281,7 +281,7 @@ def parameters(functions) -> set[str]:
 
 
 def unknown_arguments(text: str) -> list[str]:
-    """Keywords of calls of the callback that it does not have, in Python that may be one expression."""
+    """Keywords passed to the callback that it doesn't accept. Text that isn't Python has none."""
     try:
         tree = ast.parse(text)
     except SyntaxError:
@@ -293,7 +293,7 @@ def unknown_arguments(text: str) -> list[str]:
 
 
 def named_arguments(text: str) -> list[str]:
-    """``active`` of a span `active=3`, or of a call in a span."""
+    """Keyword names in code spans, such as ``active`` in `active=3`."""
     return [
         name
         for span in CODE_SPAN.findall(prose(text))
@@ -302,7 +302,7 @@ def named_arguments(text: str) -> list[str]:
 
 
 def column_called_here(text: str) -> str:
-    """What the tables of a guide say in their column "here"."""
+    """Cells in the "here" column of a guide's tables."""
     cells, column = [], None
     for line in text.splitlines():
         row = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
@@ -326,7 +326,7 @@ def test_arguments_exist(guide):
     assert ours == []
 
 
-def test_a_wrong_argument_is_seen():
+def test_wrong_arguments_are_found():
     assert unknown_arguments("t = Trainer(callbacks=[ModelProfCallback(active=1, wramup=2)], x=1)") == [
         "wramup"
     ]
@@ -338,12 +338,12 @@ def test_a_wrong_argument_is_seen():
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.stem)
-def test_examples_and_configurations_exist(guide):
+def test_named_examples_and_configurations_exist(guide):
     named = re.findall(r"(?:examples|configs|tests|benchmarks)/\w+\.\w+", text_of(guide))
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 
-def test_the_readme_is_one_page():
+def test_readme_is_one_page():
     lines = text_of(ROOT / "README.md").splitlines()
     assert len(lines) <= 110
     assert max(map(len, lines)) <= 100

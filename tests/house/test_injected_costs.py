@@ -1,7 +1,7 @@
-"""Known costs in CPU time of the training's thread: each lands in its phase.
+"""Tests that known CPU costs in the training thread land in their phases.
 
-The user code measures itself, so that a noisy machine changes what is expected as well as what is measured.
-What is allowed is 5% and what the same phase takes without the costs, which are 2 ms and more.
+The user code times itself, so noise affects the expected and the measured times alike.
+The tolerance is 5% plus twice the phase's time without the costs. Each cost is at least 2 ms.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tests.support.bench import make_trainer, thread_clock
 NUM_STEPS = 16
 RELATIVE = 0.05
 ALLOWANCE_NS = 1_000_000
-"""Beside 5%: what comes after a nap runs on a cold core. The smallest cost is twice as much."""
+"""Added to the 5%, as code after a nap runs on a cold core. The smallest cost is twice as large."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
 
 
 class Spent:
-    """What user code spent, by phase, for every step, by its own reading of the clock."""
+    """Time the user code spent, per step and phase, measured by itself."""
 
     def __init__(self, scale: int = 1) -> None:
         self.scale = scale
@@ -41,7 +41,7 @@ class Spent:
         self.steps.append(defaultdict(int))
 
     def nap(self, phase: str, milliseconds: int) -> None:
-        """Spin, and do not sleep: after a sleep everything takes many times longer, on a cold core."""
+        """Spin instead of sleeping: after a sleep, code runs many times slower on a cold core."""
         begin = time.thread_time_ns()
         while time.thread_time_ns() - begin < self.scale * milliseconds * 1_000_000:
             pass
@@ -149,7 +149,7 @@ class NappingCallback(Callback):
 
 def run(spent: Spent, mode: str) -> StepTimings:
     callback = ModelProfCallback(report={"terminal": False, "files": False})
-    callback._clock = thread_clock()  # which other processes cannot push forward
+    callback._clock = thread_clock()  # unaffected by other processes
     make_trainer(
         callbacks=[NappingCallback(spent), callback, NappingCallback(spent)],
         accumulate_grad_batches=2 if mode == "accumulating" else 1,
@@ -161,8 +161,8 @@ def run(spent: Spent, mode: str) -> StepTimings:
 
 
 @pytest.mark.parametrize("mode", ["automatic", "manual", "accumulating"])
-def test_every_cost_lands_in_its_phase(mode):
-    # What the rest of the step takes: Lightning's loop, collating, a small model, its gradients.
+def test_every_injected_cost_lands_in_its_phase(mode):
+    # Measures the rest of the step: Lightning's loop, collating, a small model, its gradients.
     without_costs = run(Spent(scale=0), mode)
     spent = Spent()
     steps = run(spent, mode)
@@ -170,9 +170,9 @@ def test_every_cost_lands_in_its_phase(mode):
     stepping = (steps.tags & StepTag.NO_OPTIMIZER_STEP) == 0
     assert stepping.tolist() == ([False, True] * 8 if mode == "accumulating" else [True] * NUM_STEPS)
 
-    # Without the first steps, in which names are new; those that accumulate and those that step apart.
-    # A busy machine only ever adds, now to one step and now to another; a cost in the wrong phase is there in
-    # every step. So the step that fits best decides.
+    # Skip the first two steps, in which action names are new. Check accumulating and stepping ones apart.
+    # A busy machine only adds time, to random steps, while a cost in the wrong phase is in every step.
+    # So the best-matching step decides.
     for is_stepping in set(stepping.tolist()):
         keep = np.flatnonzero((stepping == is_stepping) & (np.arange(NUM_STEPS) >= 2))
         for index, phase in enumerate(PHASES):

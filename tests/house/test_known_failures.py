@@ -1,6 +1,6 @@
-"""What the removed TensorBoard plugin got wrong, and what the tables say instead.
+"""Tests that our tables are right where torch's removed TensorBoard plugin was wrong.
 
-Each test is one failure of torch_tb_profiler 0.4.3 that was seen on a real trace or made by hand.
+Each test is one failure of torch_tb_profiler 0.4.3, seen in a real trace or built by hand.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def mean_ms(breakdown, category):
     return breakdown.mean_parts_ns[STEP_CATEGORIES.index(category)] / MS
 
 
-def test_dataloader_is_found_in_a_fresh_trace(tmp_path):
-    """It was 0: since torch 1.12 the fetch is an annotation, and annotations were dropped."""
+def test_dataloader_is_found_in_fresh_trace(tmp_path):
+    """The plugin showed 0: since torch 1.12 the fetch is an annotation, and it dropped annotations."""
     loader = torch.utils.data.DataLoader(list(range(1000)), batch_size=100)
     path = str(tmp_path / "trace.json")
     with torch.profiler.profile(
@@ -45,14 +45,15 @@ def test_dataloader_is_found_in_a_fresh_trace(tmp_path):
 
 
 @pytest.mark.parametrize("name", NEWER)
-def test_runtime_is_found(name):
-    """It was 0: the category is cuda_runtime since 2021, and only "runtime" was known."""
+def test_runtime_events_are_found(name):
+    """The plugin showed 0: it only knew "runtime", but the category has been cuda_runtime since 2021."""
     assert mean_ms(break_down(load(name)), "runtime") > 0
 
 
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution", "sampled_2rank_rank0", "a100_alexnet"])
 def test_kernels_have_their_operators(name):
-    """Device Self was 0, and every kernel of CallTreeRoot, also where External id is correlation."""
+    """The plugin showed 0 as Device Self and assigned every kernel to CallTreeRoot, even if External id is
+    the correlation."""
     trace = load(name)
     timeline = build_timeline(trace)
     kernel = trace.category[trace.device.event] == Category.KERNEL
@@ -63,26 +64,26 @@ def test_kernels_have_their_operators(name):
     assert operators.not_launched.total_ns < 0.02 * operators.device_ns
 
 
-def test_external_id_may_be_the_correlation():
+def test_external_id_may_equal_correlation():
     trace = load("sampled_2rank_rank0")
     work = trace.device.event
     assert np.array_equal(trace.external_id[work], trace.correlation[work])
 
 
 def test_steps_last_until_their_last_kernel():
-    """Steps here were 78.8 ms long: runtime events extend them to their last kernel, and none was known."""
+    """The plugin showed 78.8 ms: runtime events extend steps to their last kernel, and it knew none."""
     assert break_down(load("v100_ns_resolution")).mean_total_ns / MS == pytest.approx(96.7, abs=0.05)
 
 
-def test_communication_is_told_by_the_kernels_name():
-    """It was 0.35 ms a step; NCCL's kernels, which are on no operator's account, take 15.6."""
+def test_communication_is_recognized_by_kernel_name():
+    """The plugin showed 0.35 ms per step, but NCCL's kernels, which belong to no operator, take 15.6 ms."""
     facts = TraceFacts(load("a100_nccl"))
     assert facts.distributed.whole.communication_ns / 3 / MS == pytest.approx(15.6, abs=0.05)
 
 
 @pytest.mark.parametrize("name", ["nccl:_all_gather_base", "nccl:_reduce_scatter_base", "nccl:coalesced"])
-def test_every_collective_of_a_backend_is_communication(name):
-    """Only five names were known, so FSDP had no communication."""
+def test_backend_collectives_are_communication(name):
+    """The plugin knew only five names, so it showed no communication for FSDP."""
     made = make_trace(
         [
             {
@@ -100,8 +101,8 @@ def test_every_collective_of_a_backend_is_communication(name):
     assert mean_ms(break_down(made), "communication") == 0.003
 
 
-def test_lightnings_wrappers_are_no_work(tmp_path):
-    """CPU Exec was 1.89 of 2.30 ms: a wrapper around the whole step counted as work of the CPU."""
+def test_lightning_wrappers_are_not_cpu_work(tmp_path):
+    """The plugin showed 1.89 of 2.30 ms as CPU Exec: a wrapper around the step counted as CPU work."""
     with torch.profiler.profile() as profiler:
         for _ in range(3):
             with torch.profiler.record_function("[pl][profile]run_training_batch"):
@@ -119,7 +120,7 @@ def test_lightnings_wrappers_are_no_work(tmp_path):
 
 
 def test_entries_after_the_events_are_kept():
-    """The plugin cut the file at its last bracket, and lost its counters on such traces."""
+    """The plugin cut the file at its last bracket, which lost the counters in such traces."""
     raw = json.dumps(
         {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "a", "ts": 1, "dur": 2}], "later": [1, [2]]}
     )
@@ -135,12 +136,12 @@ def test_entries_after_the_events_are_kept():
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_cublas",
     ],
 )
-def test_kernels_of_newer_devices_use_tensor_cores(kernel):
+def test_kernels_of_newer_gpus_use_tensor_cores(kernel):
     assert uses_tensor_cores(kernel)
 
 
-def test_a_child_that_overruns_its_parent_by_rounding_stays_its_child():
-    """Such children were dropped from the tree."""
+def test_child_that_overruns_parent_by_rounding_is_kept():
+    """The plugin dropped such children from the tree."""
     made = make_trace(
         [
             {"ph": "X", "cat": "cpu_op", "name": "outer", "pid": 1, "tid": 1, "ts": 0, "dur": 10},
@@ -150,7 +151,7 @@ def test_a_child_that_overruns_its_parent_by_rounding_stays_its_child():
     assert build_timeline(made).parent.tolist() == [-1, 0]
 
 
-def test_a_trace_without_steps_is_one_step_and_has_no_model_summary():
+def test_trace_without_steps_is_one_step_without_summary():
     trace = load("a100_alexnet")
     assert [step.number for step in break_down(trace).steps] == [0]
     with pytest.raises(NotMeasured, match="ProfilerStep"):

@@ -1,4 +1,4 @@
-"""The folders are the path: who may import whom, read from the sources."""
+"""Tests which parts of the package may import which, by reading the sources."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.fits import ROOT
 PACKAGE = "lightning_modelprof"
 SOURCE = Path(lightning_modelprof.__file__).parent
 
-# Part of the package → the parts it may import: "report.model" is one file, "report" all of the folder.
+# Part of the package → the parts it may import: "report.model" is one file, "report" the whole folder.
 LAWS = {
     "errors": (),
     "record": (),
@@ -196,9 +196,9 @@ LAWS = {
         "timing",
     ),
 }
-# The two that config may import by name import errors and the standard library alone.
+# The two modules that config may import use only units, errors and the standard library.
 
-# Library → the only parts and files that may import it.
+# Library → the only parts that may import it.
 LIBRARIES = {
     "torch": ("inspect", "measure", "timing", "engine", "lightning", "selftest"),
     "fvcore": ("inspect.flops.fvcore_table",),
@@ -206,7 +206,7 @@ LIBRARIES = {
     "lightning": ("lightning", "selftest"),
     "pytorch_lightning": (),
     "yaml": ("config.sources",),
-    "rich": (),  # Lightning takes another bar where it is installed
+    "rich": (),  # if installed, Lightning uses another progress bar
     "tqdm": ("show.progress",),
     "jinja2": ("show.html.page",),
     "tensorboard": ("show.tensorboard.event_file", "tensorboard_plugin"),
@@ -227,7 +227,7 @@ LIBRARIES = {
     "psutil": ("measure.resources",),
 }
 
-# Where the tables meet; they know nothing of each other.
+# The registries of tables. Tables don't import each other.
 MEETING_POINTS = ("report.tables.run.all_tables", "report.tables.trace.trace_tables")
 
 
@@ -241,7 +241,7 @@ FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
 def imports_in(tree):
-    """Every module or name that an ``import`` anywhere in the file names, with all its dots."""
+    """Full dotted name of everything that the file imports anywhere."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -255,7 +255,7 @@ def is_part(name, parts):
 
 
 def resolve(imported):
-    """``measure.clock.HostClock`` → ``measure.clock``: the file it lives in, as far as there is one."""
+    """``measure.clock.HostClock`` → ``measure.clock``, its file if there is one."""
     while imported and imported not in FILES:
         head, _, _ = imported.rpartition(".")
         if not head:
@@ -281,23 +281,23 @@ def own_imports_of(name):
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_imports_only_from_its_left(name):
+def test_module_imports_only_allowed_parts(name):
     part = name.partition(".")[0]
     assert part in LAWS, f"{part} is new: write its law into LAWS, and into docs/architecture.md"
     wrong = {imported for imported in own_imports_of(name) if not is_part(imported, LAWS[part])}
     assert not wrong, f"{name} imports {wrong}"
-    assert PACKAGE not in imports_of(name)  # import lightning_modelprof: nobody could tell what of it is used
+    assert PACKAGE not in imports_of(name)  # import lightning_modelprof would hide which parts are used
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_libraries_enter_by_their_own_files(library):
+def test_libraries_are_imported_only_in_their_files(library):
     users = {name for name in FILES if any(is_part(imported, [library]) for imported in imports_of(name))}
     wrong = {name for name in users if not is_part(name, LIBRARIES[library])}
     assert not wrong, f"{library} is imported by {wrong}"
 
 
 @pytest.mark.parametrize("name", ["measure.window.schedule", "report.options"])
-def test_config_imports_no_library_by_way_of(name):
+def test_modules_used_by_config_import_no_library(name):
     parents = [".".join(name.split(".")[:depth]) for depth in range(1, name.count(".") + 1)]
     for part in (name, *parents):
         assert own_imports_of(part) <= {"units", "errors"}
@@ -306,16 +306,15 @@ def test_config_imports_no_library_by_way_of(name):
         )
 
 
-def test_nobody_below_imports_a_door():
+def test_entry_points_are_not_imported_below():
     doors = {"callback", "cli.main", "reading", "timing.model_profile"}
     found = {(name, door) for name in FILES for door in own_imports_of(name) & doors if name != door}
-    # Commands are a part of the door, and the self-test uses what users use.
+    # Commands are part of the entry point, and the self-test uses the public API.
     found = {pair for pair in found if not pair[0].startswith(("cli.", "selftest."))}
     assert found == {("__init__", "reading"), ("__init__", "timing.model_profile"), ("__main__", "cli.main")}
 
 
-def test_nothing_goes_in_circles():
-    """Between files: no import leads back to where it started."""
+def test_imports_have_no_cycles():
     done = set()
 
     def visit(name, path):
@@ -330,14 +329,14 @@ def test_nothing_goes_in_circles():
     assert done >= set(FILES)
 
 
-def test_rules_know_nothing_of_who_asks_them():
+def test_rules_do_not_import_their_callers():
     asking = {f"report.rules.{name}" for name in ("engine", "passes", "all_rules")}
     rules = [name for name in FILES if is_part(name, ["report.rules"]) and name not in asking]
     assert len(rules) > 10
     assert {name: found for name in rules if (found := own_imports_of(name) & asking)} == {}
 
 
-def test_tables_know_no_rules():
+def test_tables_do_not_import_rules():
     tables_of_reports = {name: own_imports_of(name) for name in FILES if name.startswith("report.tables.")}
     assert tables_of_reports
     wrong = {
@@ -352,32 +351,32 @@ TABLE_FILES = [name for name in FILES if name.startswith(("report.tables.run.", 
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in MEETING_POINTS])
-def test_tables_are_imported_only_where_they_meet(name):
+def test_tables_are_imported_only_by_registries(name):
     shared = {"report.tables.rows", "report.tables.run.table", "report.tables.trace.table"}
     found = {imported for imported in own_imports_of(name) if imported.startswith("report.tables")} - shared
     assert not found if name in TABLE_FILES else found <= set(MEETING_POINTS)
 
 
 def builders():
-    """Every function that a tuple says is a table's."""
+    """Build functions of all registered tables."""
     return [entry.build for entry in (*tables.TABLES, *tables.TRACE_TABLES)]
 
 
 @pytest.mark.parametrize("name", TABLE_FILES)
-def test_every_table_is_in_a_tuple(name):
-    """A file in the folder that no entry of the tuples leads to would never be seen."""
+def test_every_table_file_is_registered(name):
+    """A file that no entry refers to would never be shown."""
     seen = {builder.__module__.removeprefix(f"{PACKAGE}.") for builder in builders()}
     assert name in seen | set(MEETING_POINTS) | {"report.tables.run.table", "report.tables.trace.table"}
 
 
-def test_every_fact_of_a_trace_has_its_table():
-    """But for the two that describe the trace itself."""
+def test_every_trace_fact_has_table():
+    """Except the two that describe the trace itself."""
     shown = {entry.which.name for entry in tables.TRACE_TABLES}
     assert set(TraceFacts.names()) - shown == {"checks", "launch_count"}
 
 
 def derives_a_fact(name):
-    """Whether the file has a function from a timeline to a fact."""
+    """Whether the file has a function that derives a fact from a timeline."""
     return any(
         isinstance(node, ast.FunctionDef)
         and node.name.startswith(("summarize_", "list_"))
@@ -386,7 +385,7 @@ def derives_a_fact(name):
     )
 
 
-def test_every_file_with_a_fact_is_derived_and_shown():
+def test_every_fact_file_is_derived_and_shown():
     files = {name for name in FILES if name.startswith("analysis.") and derives_a_fact(name)}
     assert {"analysis.trace.model_summary", "analysis.trace.operators"} <= files
     assert files - own_imports_of("analysis.trace.trace_facts") == set()
@@ -394,8 +393,8 @@ def test_every_file_with_a_fact_is_derived_and_shown():
     assert files - set().union(*map(own_imports_of, shown)) == set()
 
 
-def test_the_views_stand_in_the_order_of_the_tables():
-    """The options list the views in reading order, and each has a table."""
+def test_views_are_in_table_order():
+    """The options list views in reading order, and each has a table."""
     assert tuple(dict.fromkeys(entry.view for entry in tables.TRACE_TABLES)) == VIEWS
 
 
@@ -427,7 +426,7 @@ LIGHT += [
     "config.sources",
 ]
 
-# One after the other in one process, as each must leave the heavy ones out.
+# All in one process, as none may import the heavy libraries.
 WEIGH = """
 import importlib, sys
 for name in sys.argv[1:]:
@@ -436,7 +435,7 @@ for name in sys.argv[1:]:
 """
 
 
-def test_all_but_the_callback_work_without_torch_and_lightning():
+def test_light_modules_import_neither_torch_nor_lightning():
     names = [".".join(filter(None, (PACKAGE, name))) for name in LIGHT]
     result = subprocess.run(
         [sys.executable, "-c", WEIGH, *names],
@@ -450,7 +449,7 @@ def test_all_but_the_callback_work_without_torch_and_lightning():
     assert result.stdout.splitlines() == names
 
 
-def test_the_public_names_are_there():
+def test_public_names_exist():
     for name in lightning_modelprof.__all__:
         assert getattr(lightning_modelprof, name) is not None
     assert dir(lightning_modelprof) == sorted(lightning_modelprof.__all__)
@@ -458,8 +457,8 @@ def test_the_public_names_are_there():
         lightning_modelprof.ModelProf  # noqa: B018
 
 
-def test_errors_of_others_are_told_in_one_place():
-    """A message may be endless, and a ``__str__`` may raise: only ``told`` knows what to do then."""
+def test_foreign_errors_are_formatted_in_one_place():
+    """Only ``told`` handles endless messages and a ``__str__`` that raises."""
     assert names_type_and_message("f'it failed: {type(error).__name__}: {error}'") == [1]
     own = ROOT / "lightning_modelprof" / "errors.py"
     places = [
@@ -472,7 +471,7 @@ def test_errors_of_others_are_told_in_one_place():
 
 
 def names_type_and_message(source):
-    """Lines of the f-strings that hold both ``type(x).__name__`` and ``x``."""
+    """Line numbers of f-strings with both ``type(x).__name__`` and ``x``."""
     lines = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.JoinedStr):

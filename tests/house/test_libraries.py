@@ -1,4 +1,4 @@
-"""Libraries that sit on Lightning, by their own entry points; each test needs its library."""
+"""Tests libraries built on Lightning through their own entry points. Each test needs its library."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ assert all(torch.equal(one, other) for one, other in zip(plain, profiled)), "the
 """
 
 
-def test_each_example_has_a_library():
+def test_every_example_has_library():
     scripts = {path.stem for path in (ROOT / "examples" / "libraries").glob("*.py")}
     assert scripts == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example(tmp_path, example):
-    """It is reported, the weights are bit for bit those of a fit without us, and predictions are silent."""
+def test_library_example_is_profiled_unchanged(tmp_path, example):
+    """The fit has a report, weights are bit-identical to an unprofiled fit, and prediction prints nothing."""
     if importlib.util.find_spec(EXAMPLES[example]) is None:
         pytest.skip(f"{EXAMPLES[example]} is not installed")
     folder = ROOT / "examples" / "libraries"

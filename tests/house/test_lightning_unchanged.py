@@ -1,4 +1,4 @@
-"""Lightning's own callbacks, tuners, checkpoints and CLI do the same with the callback and without it."""
+"""Tests that Lightning's callbacks, tuners, checkpoints and CLI behave the same with our callback."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from tests.support.fits import fit_quietly, loader, make_callback, make_trainer,
 pytestmark = pytest.mark.slow
 
 MEASURING = {"active": 2, "flops": True, "inspect": {"sampling": True}}
-"""A window, an inspection and samples: all of it in so short a fit."""
+"""A window, an inspection and stack samples, all within a short fit."""
 TIMES = ("DeviceStatsMonitor", "time", "per_sec")
-"""Parts of the names of figures that are never the same twice."""
+"""Parts of the names of figures that differ between runs."""
 
 
 class Task(LightningModule):
-    """Has what each callback of Lightning looks for, and draws random numbers in every step."""
+    """Has everything that Lightning's callbacks look for, and draws random numbers in every step."""
 
     def __init__(self, lr: float = 0.01, batch_size: int = 2, fails_at: int = -1) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Task(LightningModule):
 
 
 class Points(Logger):
-    """Keeps what Lightning and its callbacks log."""
+    """Stores everything that Lightning and its callbacks log."""
 
     name, version = "points", 0
 
@@ -97,7 +97,7 @@ class Points(Logger):
 
 
 class Diary(LambdaCallback):
-    """Every hook that Lightning calls, in order, with what there is to see of the training then."""
+    """Records every hook that Lightning calls, in order, with the visible training state."""
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
@@ -129,7 +129,7 @@ class Diary(LambdaCallback):
 
 
 class StepTimer(callbacks.Timer):
-    """A second goes by with every batch."""
+    """Pretends that every batch takes one second."""
 
     num_batches = 0
 
@@ -142,7 +142,7 @@ class StepTimer(callbacks.Timer):
 
 
 def make_state(trainer: Any, module: Any, folder: Path) -> dict[str, Any]:
-    """Everything that a training leaves behind."""
+    """Final state of a training, including its files."""
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*"))
     checkpoints = {
         file: torch.load(folder / file, weights_only=False) for file in files if file.endswith(".ckpt")
@@ -166,7 +166,7 @@ def make_state(trainer: Any, module: Any, folder: Path) -> dict[str, Any]:
 
 @dataclass
 class Case:
-    """Callbacks of Lightning for a folder, and whether they did their work."""
+    """Lightning callbacks for a directory, and a check that they did their work."""
 
     make: Callable[[Path], list[Callback]]
     worked: Callable[[dict[str, Any]], Any]
@@ -176,12 +176,12 @@ class Case:
 
 
 def points_of(state: dict[str, Any]) -> set[str]:
-    """Names of all figures that were logged."""
+    """Names of all logged figures."""
     return {name for _, metrics in state["points"][0] for name in metrics}
 
 
 def batches_of(state: dict[str, Any]) -> list[Any]:
-    """What was seen after each batch."""
+    """Diary entries after each batch."""
     return [entry for entry in state["diary"][0] if entry[0] == "on_train_batch_end"]
 
 
@@ -196,7 +196,7 @@ def rates_of(state: dict[str, Any]) -> list[float]:
 
 
 def num_steps(state: dict[str, Any]) -> int:
-    """Steps of the optimizer."""
+    """Number of optimizer steps."""
     progress = state["progress"]["epoch_loop.automatic_optimization.optim_progress"]
     return progress["optimizer"]["step"]["total"]["completed"]
 
@@ -323,7 +323,7 @@ def train(
     ckpt_path: Path | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """The state that a training leaves in ``folder``, whose files of before are gone; ours lie beside it."""
+    """Train in an emptied ``folder`` and return the final state. Our files are stored next to it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     seed_everything(3, verbose=False)
@@ -346,7 +346,7 @@ def train(
                 fit_quietly(trainer, module, None, ckpt_path=ckpt_path)
     assert messages == []
     state = make_state(trainer, module, folder)
-    for callback in ours:  # it did measure
+    for callback in ours:  # it measured
         num_batches = len(batches_of(state))
         assert (len(callback.run.ranks[0].steps) if callback.run else 0) == num_batches
         assert not num_batches or callback.run.info.status == ("failed" if case.raises else "finished")
@@ -354,7 +354,7 @@ def train(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_callback_of_lightning(tmp_path, name):
+def test_lightning_callback_is_unchanged(tmp_path, name):
     without = train(tmp_path / "run", CASES[name], is_measured=False)
     assert CASES[name].worked(without)
     assert_same(without, train(tmp_path / "run", CASES[name], is_measured=True))
@@ -362,7 +362,7 @@ def test_one_callback_of_lightning(tmp_path, name):
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Threads that share so little work wait for each other most of the time."""
+    """With so little work, several threads would mostly wait for each other."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -371,7 +371,7 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
-    """The folder, and what a fit with many callbacks and without ours leaves there."""
+    """The directory, and the final state of a fit with many callbacks but not ours."""
     folder = tmp_path_factory.mktemp("together") / "run"
     without = train(folder, TOGETHER, is_measured=False)
     assert TOGETHER.worked(without)
@@ -379,13 +379,13 @@ def together(tmp_path_factory):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_many_callbacks_together(together, is_first):
+def test_many_callbacks_are_unchanged(together, is_first):
     folder, without = together
     assert_same(without, train(folder, TOGETHER, is_measured=True, is_first=is_first))
 
 
 class Meddler(Callback):
-    """Does one thing that ours must never do."""
+    """Does one thing that our callback must never do."""
 
     def __init__(self, deed: str) -> None:
         self.deed = deed
@@ -406,7 +406,7 @@ class Meddler(Callback):
 
 
 @pytest.mark.parametrize("deed", ["", "draws", "logs", "writes", "keeps", "stops"])
-def test_the_comparison_can_fail(tmp_path, deed):
+def test_comparison_can_fail(tmp_path, deed):
     def make(folder):
         return [ModelCheckpoint(folder)]
 
@@ -423,8 +423,8 @@ def test_the_comparison_can_fail(tmp_path, deed):
         assert_same(*states)
 
 
-def test_going_on_from_a_checkpoint(tmp_path):
-    """Made with or without, gone on with or without: it is all the same, callbacks' own states included."""
+def test_resuming_from_checkpoint_is_unchanged(tmp_path):
+    """Saved with or without us, resumed with or without us: the state is the same, callbacks included."""
     case = Case(lambda folder: TOGETHER.make(folder)[:6], TOGETHER.worked)
     ends = []
     for is_made_with in (False, True):
@@ -441,8 +441,8 @@ def test_going_on_from_a_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize("mode", ["power", "binsearch"])
-def test_tuner(tmp_path, mode):
-    """Both searches one after the other, and the fit with what they found."""
+def test_tuner_is_unchanged(tmp_path, mode):
+    """Runs both searches in sequence, then fits with their results."""
     found = []
     for is_measured in (False, True):
         folder = tmp_path / "run"
@@ -466,7 +466,7 @@ def test_tuner(tmp_path, mode):
     assert_same(*found)
 
 
-def test_prediction_writer(tmp_path):
+def test_prediction_writer_is_unchanged(tmp_path):
     written = []
 
     class Writer(callbacks.BasePredictionWriter):
@@ -485,10 +485,10 @@ def test_prediction_writer(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ModelSummary", "RichModelSummary"])
-def test_summary_is_the_same_text(tmp_path, capsys, caplog, name):
+def test_model_summary_text_is_unchanged(tmp_path, capsys, caplog, name):
     texts, log = [], logging.getLogger("lightning.pytorch")
     caplog.set_level(logging.INFO, logger=log.name)
-    if not log.propagate:  # it depends on what was there when lightning was imported
+    if not log.propagate:  # depends on the logging setup when lightning was imported
         log.addHandler(caplog.handler)
     for is_measured in (False, True):
         caplog.clear()
@@ -502,8 +502,8 @@ def test_summary_is_the_same_text(tmp_path, capsys, caplog, name):
     assert texts[0] == texts[1]
 
 
-def test_command_line(tmp_path, monkeypatch):
-    """A whole program; its stored configuration differs by our entry alone."""
+def test_lightning_cli_is_unchanged(tmp_path, monkeypatch):
+    """Runs a whole program. The saved configuration differs only by our entry."""
     pytest.importorskip("docstring_parser", reason="LightningCLI needs jsonargparse[signatures]")
     cli = pytest.importorskip("lightning.pytorch.cli")
     states, configurations = [], []

@@ -1,4 +1,4 @@
-"""Threads of our own: a system without memory for one costs what it would have done, and no time."""
+"""Tests our threads: if the system can't start one, only its work is lost and nothing hangs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def impatient(monkeypatch):
 
 @pytest.fixture
 def dying(monkeypatch, impatient):
-    """Each thread of ours dies of a MemoryError before it says that it runs, as with ``ulimit -v``."""
+    """Our threads die before they report that they run, as from a MemoryError with ``ulimit -v``."""
     bootstrap, died = threading.Thread._bootstrap, []
 
     def die(self):
@@ -45,7 +45,7 @@ def our_threads():
     return [one for one in threading.enumerate() if one.name.startswith("modelprof")]
 
 
-def test_work_is_done_in_a_thread_of_that_name():
+def test_work_runs_in_thread_with_given_name():
     seen = []
     assert has_ended(start_thread(lambda: seen.append(threading.current_thread()), "modelprof-test"))
     [thread] = seen
@@ -53,14 +53,14 @@ def test_work_is_done_in_a_thread_of_that_name():
     assert thread is not threading.main_thread()
 
 
-def test_a_thread_that_dies_at_its_start_is_given_up(dying):
+def test_thread_that_dies_at_start_is_given_up(dying):
     done = []
     with pytest.raises(RuntimeError, match="can't start new thread"):
         start_thread(lambda: done.append(1), "modelprof-test")
     assert (dying, done, our_threads()) == (["modelprof-test"], [], [])
 
 
-def test_a_thread_that_starts_too_late_does_nothing(monkeypatch, impatient):
+def test_thread_that_starts_too_late_does_nothing(monkeypatch, impatient):
     bootstrap, go_on, done, late = threading.Thread._bootstrap, threading.Event(), [], []
 
     def wait(self):
@@ -71,7 +71,7 @@ def test_a_thread_that_starts_too_late_does_nothing(monkeypatch, impatient):
     monkeypatch.setattr(threading.Thread, "_bootstrap", wait)
     with pytest.raises(RuntimeError, match="doesn't run"):
         start_thread(lambda: done.append(1), "modelprof-test")
-    threading._limbo[late[0]] = late[0]  # which the bootstrap takes out
+    threading._limbo[late[0]] = late[0]  # the bootstrap removes this entry
     go_on.set()
     assert has_ended_at_last(late[0])
     assert done == []
@@ -87,7 +87,7 @@ def has_ended_at_last(thread):
 
 
 @pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), MemoryError()])
-def test_a_system_without_threads(monkeypatch, error):
+def test_system_without_threads_raises_runtime_error(monkeypatch, error):
     def refuse(self):
         raise error
 
@@ -96,7 +96,7 @@ def test_a_system_without_threads(monkeypatch, error):
         start_thread(print, "modelprof-test")
 
 
-def test_a_thread_that_does_not_end_is_not_waited_for(impatient):
+def test_thread_that_does_not_end_is_abandoned(impatient):
     go_on = threading.Event()
     thread = start_thread(lambda: go_on.wait(60), "modelprof-test")
     assert not has_ended(thread)
@@ -105,8 +105,8 @@ def test_a_thread_that_does_not_end_is_not_waited_for(impatient):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="children are forked")
-def test_a_child_does_not_wait_for_a_lock_that_the_parent_held():
-    """A thread of the parent had it, and the child has no such thread."""
+def test_forked_child_does_not_wait_for_parents_lock():
+    """The lock's owner is a parent thread, which the child doesn't have."""
     held, over = threading.Event(), threading.Event()
 
     def hold():
@@ -118,7 +118,7 @@ def test_a_child_does_not_wait_for_a_lock_that_the_parent_held():
     assert held.wait(60)
     child = os.fork()
     if not child:
-        signal.alarm(20)  # ends it, where it waits
+        signal.alarm(20)  # kills the child if it waits
         watch.begin()
         watch.end()
         os._exit(0)
@@ -129,7 +129,7 @@ def test_a_child_does_not_wait_for_a_lock_that_the_parent_held():
 
 
 @pytest.mark.slow
-def test_training_goes_on_where_threads_die_at_their_start(tmp_path, dying):
+def test_training_continues_if_threads_die_at_start(tmp_path, dying):
     with our_warnings() as messages:
         callback = run_fit(tmp_path, steps=(2, 4), sampling=True)
     assert messages == []
@@ -142,7 +142,7 @@ def test_training_goes_on_where_threads_die_at_their_start(tmp_path, dying):
     assert our_threads() == []
 
 
-def test_whoever_analyzes_traces_does_it_without_a_thread(monkeypatch, dying):
+def test_traces_are_analyzed_without_thread(monkeypatch, dying):
     def refuse(*_):
         raise OSError("no process either")
 
@@ -152,14 +152,14 @@ def test_whoever_analyzes_traces_does_it_without_a_thread(monkeypatch, dying):
     assert dying == ["modelprof-traces"]
 
 
-def test_a_wait_is_shown_or_not(monkeypatch, dying):
+def test_show_waiting_works_without_thread(monkeypatch, dying):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     with show_waiting("work"):
         pass
     assert dying == ["modelprof-waiting"]
 
 
-def test_a_look_that_hangs_ends_sampling_and_not_the_training(impatient):
+def test_hanging_sample_ends_sampling_only(impatient):
     looked, go_on = threading.Event(), threading.Event()
 
     def hang(_):

@@ -1,4 +1,4 @@
-"""The benchmarks' generated traces: they are as torch writes them, and the reader finds what is in them."""
+"""Tests that generated benchmark traces look like torch's and that the reader finds their contents."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def generated(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def events(generated):
-    """As the standard library reads them, without rounding."""
+    """Events as read by the standard library, without rounding."""
     return json.loads(generated[0].read_text(), parse_float=Decimal)["traceEvents"]
 
 
@@ -65,7 +65,7 @@ def union_ns(intervals):
     return total
 
 
-def test_json_load_finds_what_the_generator_counted(generated, events):
+def test_json_load_finds_generators_counts(generated, events):
     path, truth = generated
     timed = [event for event in events if event["ph"] == "X"]
     assert truth.num_bytes == path.stat().st_size >= NUM_BYTES
@@ -87,7 +87,7 @@ def test_json_load_finds_what_the_generator_counted(generated, events):
     assert 0 < truth.device_busy_ns < sum(ns(e["dur"]) for e in device)  # the streams overlap
 
 
-def test_the_reader_finds_the_same_events(generated, trace):
+def test_reader_finds_same_events(generated, trace):
     _, truth = generated
     assert trace.num_dropped == 0
     assert not trace.damage
@@ -103,7 +103,7 @@ def test_the_reader_finds_the_same_events(generated, trace):
         assert int(trace.duration_ns[chosen].sum()) == truth.total_ns[category]
 
 
-def test_the_reader_finds_every_name_with_its_time(generated, trace):
+def test_reader_finds_every_name_with_its_time(generated, trace):
     _, truth = generated
     found = {}
     for event in np.flatnonzero(trace.is_category(Category.CPU_OP)):
@@ -113,7 +113,7 @@ def test_the_reader_finds_every_name_with_its_time(generated, trace):
     assert found == truth.by_name["cpu_op"]
 
 
-def test_the_reader_finds_steps_copies_and_memory(generated, trace):
+def test_reader_finds_steps_copies_and_memory(generated, trace):
     _, truth = generated
     steps = trace.is_category(Category.USER_ANNOTATION) & trace.is_named(
         lambda n: n.startswith("ProfilerStep#")
@@ -131,7 +131,7 @@ def test_the_reader_finds_steps_copies_and_memory(generated, trace):
     assert int(-memory[memory < 0].sum()) == truth.released_bytes
 
 
-def test_the_reader_finds_collectives_and_kernel_properties(generated, trace, events):
+def test_reader_finds_collectives_and_kernel_properties(generated, trace, events):
     _, truth = generated
     on_device = trace.is_category(Category.KERNEL) & (trace.collective >= 0)
     assert int(np.count_nonzero(on_device)) == truth.num_collectives == 4 * truth.num_steps
@@ -146,7 +146,7 @@ def test_the_reader_finds_collectives_and_kernel_properties(generated, trace, ev
     np.testing.assert_allclose(found, written, rtol=1e-6)
 
 
-def test_every_kernel_has_its_launch_and_its_operator(trace):
+def test_every_kernel_has_launch_and_operator(trace):
     launches = dict(
         zip(
             trace.correlation[trace.is_category(Category.RUNTIME)].tolist(),
@@ -167,7 +167,7 @@ def test_every_kernel_has_its_launch_and_its_operator(trace):
 
 
 @pytest.mark.parametrize("category", ["cpu_op", "kernel"])
-def test_events_of_a_thread_nest_and_those_of_a_stream_do_not_overlap(events, category):
+def test_thread_events_nest_and_stream_events_do_not_overlap(events, category):
     tracks = {}
     for event in events:
         if event.get("cat") == category:
@@ -183,7 +183,7 @@ def test_events_of_a_thread_nest_and_those_of_a_stream_do_not_overlap(events, ca
             open_ends.append(end)
 
 
-def test_arrows_lead_from_forward_to_backward_and_from_launch_to_kernel(events):
+def test_arrows_lead_forward_in_time_to_another_track(events):
     ends = {"s": {}, "f": {}}
     for event in events:
         if event["ph"] in ends:
@@ -194,7 +194,7 @@ def test_arrows_lead_from_forward_to_backward_and_from_launch_to_kernel(events):
         assert (start["pid"], start["tid"]) != (ends["f"][key]["pid"], ends["f"][key]["tid"])
 
 
-def test_the_same_seed_gives_the_same_bytes_whatever_the_name(tmp_path):
+def test_same_seed_gives_same_bytes_for_any_file_name(tmp_path):
     digests = {}
     for name, seed in (("a.json", 1), ("b.json.gz", 1), ("c.json", 2)):
         truth = generate_trace(tmp_path / name, 1, seed=seed)
@@ -207,11 +207,11 @@ def test_the_same_seed_gives_the_same_bytes_whatever_the_name(tmp_path):
 
 
 SHAPE_OF_TORCH = (2, 13)
-"""The version whose layout is copied; others differ in blanks and line breaks."""
+"""The torch version whose layout is copied. Others differ in whitespace."""
 
 
 def layout(text, phase, category):
-    """The first row of a kind with its values blanked out."""
+    """The first row of a kind, with its values blanked out."""
     rows = re.findall(r"\n  \{\n.*?\n  \}(?=,?\n)", text, flags=re.DOTALL)
     (row, *_) = (
         row for row in rows if f'"ph": "{phase}"' in row and (not category or f'"cat": "{category}"' in row)
@@ -224,7 +224,7 @@ def layout(text, phase, category):
     tuple(map(int, torch.__version__.split(".")[:2])) != SHAPE_OF_TORCH,
     reason="another torch, another layout",
 )
-def test_the_layout_is_that_of_torch(generated, tmp_path):
+def test_layout_matches_torch(generated, tmp_path):
     torch_path = tmp_path / "torch.json"
     options = {"activities": [ProfilerActivity.CPU], "record_shapes": True, "profile_memory": True}
     with profile(**options) as recorded, record_function("range"):

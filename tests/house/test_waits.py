@@ -1,4 +1,4 @@
-"""No wait without a limit, as the training thread may reach any of them."""
+"""Tests that every wait has a limit, as the training thread may reach any of them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import lightning_modelprof
 SOURCE = Path(lightning_modelprof.__file__).parent
 
 WAITS = {"join", "wait", "acquire", "get", "recv", "communicate", "waitpid"}
-"""Methods that wait without a limit where they have no argument."""
+"""Methods that wait without a limit if called without arguments."""
 
 STARTS = {"Thread", "Timer", "ThreadPool", "ThreadPoolExecutor", "ProcessPoolExecutor"}
-"""Their ``start`` waits until a thread says that it runs."""
+"""Classes whose ``start`` waits until a thread reports that it runs."""
 
 ALLOWED = {
     "threads.py": {"threading.Thread(target=run, name=name, daemon=True)"},
-    # A new lock that nobody else has yet.
+    # A new lock that no other thread has yet.
     "measure/sampling/sampler.py": {"self._is_over.acquire()"},
-    # A thread that has nothing else to do, and processes that were killed or have closed their end.
+    # A thread without other work, and processes that were killed or have closed their end of the pipe.
     "engine/helper.py": {"self._tasks.get()", "self._process.wait()", "process.wait()"},
-    # Ours, which waits for the helper.
+    # Our own method, which waits for the helper.
     "engine/session.py": {"results.traces.wait()"},
-    # The command line, where nobody trains.
+    # Used by the command line only, not during training.
     "cli/run.py": {"running[0].wait()"},
     "reading_traces.py": {"self._process.wait()"},
 }
@@ -40,7 +40,7 @@ def _may_be_endless(call: ast.Call) -> bool:
     return name in STARTS or (name in WAITS and is_bare)
 
 
-def test_only_waits_without_a_limit_are_found():
+def test_only_unlimited_waits_are_found():
     endless = ["thread.join()", "event.wait()", "queue.get()", "lock.acquire()", "Timer(1, f)", "t.Thread(f)"]
     limited = ["thread.join(5)", "lock.acquire(timeout=1)", "', '.join(words)", "known.get(1)", "get()"]
     assert endless_waits("\n".join(endless + limited)) == set(endless)

@@ -1,4 +1,4 @@
-"""Programs forked from a warm process end as if the interpreter had been started for them."""
+"""Tests that programs forked from a warm process end like those in a new interpreter."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ exec(sys.argv[1])
     ],
     ids=["end", "exit", "error", "killed"],
 )
-def test_how_a_program_ends(tmp_path, fresh, end, status, last, error):
+def test_forked_program_ends_like_started_one(tmp_path, fresh, end, status, last, error):
     done = run_script(PROGRAM, end, cwd=tmp_path, env={"OWN": "value"}, fresh=fresh)
     first = f"__main__ {['-c', end]} {tmp_path} value"
     assert done.returncode == status
@@ -37,7 +37,7 @@ def test_how_a_program_ends(tmp_path, fresh, end, status, last, error):
     assert done.stderr.rstrip().split("\n")[-1] == error
 
 
-def test_a_program_that_does_not_end(tmp_path):
+def test_program_that_does_not_end_times_out(tmp_path):
     with pytest.raises(subprocess.TimeoutExpired):
         run_script("import time\nprint('begun', flush=True)\ntime.sleep(600)", cwd=tmp_path, timeout=1)
     assert run_script("print('the next one')", cwd=tmp_path).stdout == "the next one\n"

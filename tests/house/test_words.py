@@ -1,6 +1,6 @@
-"""What people read is plain English: phrases that no native engineer writes are banned.
+"""Tests that texts for people are plain English: phrases that no native engineer writes are banned.
 
-All string literals of the package are searched (not docstrings or comments), the texts of its pages, and the
+The search covers the package's string literals (not docstrings or comments), the texts of its pages, and the
 README. To ban a phrase, add it to ``BANNED`` with a bad and a good example.
 """
 
@@ -13,20 +13,20 @@ from tests.house.test_layering import FILES
 from tests.support.fits import ROOT
 
 PACKAGE = ROOT / "lightning_modelprof"
-HOLE = "0"  # stands for what an f-string or a template fills in: mostly a number
+HOLE = "0"  # stands for values in f-strings and templates, mostly numbers
 
 ALLOWED = (
     *("INPUT-BOUND", "HOST-BOUND", "Slurm job", "host name", "for loop", "model input"),
     *("Reader Ratio", "reader_cost", "batch_cost", "Others"),  # Paddle's tables
-    *("meanwhile on ", "Meanwhile"),  # a line of a slice's detail, and its label
-    *("idle: host", "critical path: host"),  # kinds of slices, which links name
+    *("meanwhile on ", "Meanwhile"),  # a line in a slice's details, and its label
+    *("idle: host", "critical path: host"),  # kinds of slices that appear in links
     *("nccl:", "gloo:", "what was seen"),
-    *("(default:", ": inspect:", ": activities:", ": schedule:", "got both:", "such as:"),  # where, in errors
+    *("(default:", ": inspect:", ": activities:", ": schedule:", "got both:", "such as:"),  # in errors
 )
 """Removed before the search."""
 
 NOT_YET: tuple[str, ...] = ()
-"""Prefixes of files whose texts are still to be rewritten."""
+"""Prefixes of files whose texts still need rewriting."""
 
 BANNED = (
     # Clauses for nouns
@@ -171,7 +171,7 @@ BANNED = (
         "Show the newest run in this folder",
         "Show the newest run in this directory",
     ),
-    # Marked by a third copy editor
+    # Found by a copy editor
     (r"^version of\b", "version of torch", "torch version"),
     (r"\bcopies(?:,| and) sets\b", "kernels, copies, sets", "kernels, copies, memsets"),
     (r"\bcounts in (?:those|that)\b", "Overhead counts in those phases", "Overhead is part of those phases"),
@@ -198,11 +198,11 @@ BANNED = (
     (r"\d %(?! \d)", "91 %", "91%"),  # but a remainder in code
     (r"\d us\b", "30 us", "30 µs"),
 )
-"""Pattern, case ignored; an example that it finds; what to write, which it does not find."""
+"""Case-insensitive pattern, an example that it finds, and a better phrase that it doesn't find."""
 
 
 def literals(tree):
-    """The string literals that aren't docstrings or documentation of attributes."""
+    """String literals except docstrings and attribute docs."""
     bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
 
     def visit(node):
@@ -224,7 +224,7 @@ def literals(tree):
 
 SCRIPT = re.compile(
     r"(?P<comment>//[^\n]*|/\*.*?\*/|"
-    r"(?:(?<=[(=,])|(?<=return ))/(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/)"  # or a pattern
+    r"(?:(?<=[(=,])|(?<=return ))/(?:[^/\\\n\[]|\\.|\[(?:[^\]\\\n]|\\.)*\])+/)"  # or a regular expression
     r'|"(?P<double>(?:[^"\\\n]|\\.)*)"'
     r"|'(?P<single>(?:[^'\\\n]|\\.)*)'"
     r"|`(?P<template>(?:[^`\\$]|\\.|\$(?!\{)|\$\{(?:[^{}`]|`[^`]*`|\{[^{}]*\})*\})*)`",
@@ -233,7 +233,7 @@ SCRIPT = re.compile(
 
 
 def script_texts(source):
-    """Strings and templates of JavaScript; what a template fills in has texts of its own."""
+    """Strings and templates in JavaScript, including strings nested in templates."""
     for match in SCRIPT.finditer(source):
         line = source.count("\n", 0, match.start()) + 1
         if (template := match["template"]) is not None:
@@ -245,7 +245,7 @@ def script_texts(source):
 
 
 def markup_texts(source):
-    """Lines of a template, without comments and tags; titles and labels in tags count."""
+    """Lines of a template without comments and tags, but with the titles and labels in tags."""
     text = re.sub(r"\{#.*?#\}", "", source, flags=re.DOTALL)
     text = re.sub(r"\{[{%].*?[%}]\}", HOLE, text, flags=re.DOTALL)
     for number, line in enumerate(text.split("\n"), 1):
@@ -254,7 +254,7 @@ def markup_texts(source):
 
 
 def markdown_texts(source):
-    """Paragraphs, without blocks of code."""
+    """Lines of text, without code blocks."""
     prose = re.sub(r"```.*?```", lambda match: "\n" * match.group().count("\n"), source, flags=re.DOTALL)
     return ((number, line) for number, line in enumerate(prose.split("\n"), 1))
 
@@ -267,14 +267,14 @@ def texts_of(path):
 
 
 def found_in(text):
-    """The banned phrases of a text."""
+    """Banned phrases in a text."""
     for phrase in ALLOWED:
         text = text.replace(phrase, "")
     return [match.group() for pattern, _, _ in BANNED if (match := re.search(pattern, text, re.IGNORECASE))]
 
 
 def read_files():
-    """Everything with texts for people."""
+    """All files with texts for people."""
     kinds = (path for suffix in ("py", "js", "j2") for path in sorted(PACKAGE.rglob(f"*.{suffix}")))
     return [*(path for path in kinds if "vendor" not in path.parts), ROOT / "README.md"]
 
@@ -284,13 +284,13 @@ def name_of(path):
 
 
 @pytest.mark.parametrize(("pattern", "bad", "good"), BANNED, ids=[pattern for pattern, _, _ in BANNED])
-def test_a_pattern_finds_its_example(pattern, bad, good):
+def test_pattern_finds_its_example(pattern, bad, good):
     assert re.search(pattern, bad, re.IGNORECASE)
     assert found_in(bad)
     assert not found_in(good)
 
 
-def test_no_text_has_a_banned_phrase():
+def test_texts_have_no_banned_phrases():
     wrong = [
         f"{name_of(path)}:{line}: {phrase!r} in {text[:120]!r}"
         for path in read_files()
@@ -306,7 +306,7 @@ def test_files_still_to_be_rewritten_exist():
     assert [prefix for prefix in NOT_YET if not any(name.startswith(prefix) for name in names)] == []
 
 
-def test_all_kinds_of_texts_are_read():
+def test_all_kinds_of_text_are_read():
     assert list(literals(ast.parse('"""doc"""\nx = f"a {b:d} %" + g("in vain")\n"""of x"""'))) == [
         (2, "a 0 %"),
         (2, "in vain"),
@@ -330,11 +330,11 @@ OWN_NUMBERS = {
     "show.step_card": "coordinates of drawings",
     "units": "here they are written",
 }
-"""Who rounds numbers by a format of its own, and why; ``:g`` is for what somebody has given."""
+"""Modules that round numbers with their own format, and why. ``:g`` is for numbers given by users."""
 
 
-def test_numbers_are_rounded_in_one_place():
-    """Everything else writes them through ``units.py``."""
+def test_numbers_are_rounded_only_in_units():
+    """All modules without an exception format numbers through ``units.py``."""
     found = {
         module
         for module, path in FILES.items()

@@ -1,4 +1,4 @@
-"""Training with the callback is training without it, bit for bit."""
+"""Tests that training with the callback is bit-identical to training without it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 class Noisy(Net):
-    """Draws from every random generator in every step, so that a draw of ours would shift its loss."""
+    """Uses every random generator in every step, so that a draw by us would change the loss."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -42,19 +42,19 @@ class Noisy(Net):
 
 
 class Losses(Callback):
-    """Every step's loss and the logged metrics at that point."""
+    """Stores each step's loss and the metrics logged so far."""
 
     def __init__(self):
         self.seen = []
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        loss = (outputs or {}).get("loss")  # manual optimization returns none
+        loss = (outputs or {}).get("loss")  # manual optimization returns no loss
         self.seen.append((None if loss is None else loss.clone(), dict(trainer.callback_metrics)))
 
 
 @dataclass
 class Case:
-    """How to train; ``loader`` and ``trainer`` are arguments of the DataLoader and the Trainer."""
+    """A way to train. ``loader`` and ``trainer`` are arguments of the DataLoader and the Trainer."""
 
     module: type = Noisy
     loader: dict = field(default_factory=dict)
@@ -81,7 +81,7 @@ MEASURING = {
 
 
 def train(folder, case, arguments):
-    """Everything that a fit leaves behind, and the callback (``None`` if ``arguments`` is)."""
+    """Final state of a fit, and the callback (``None`` if ``arguments`` is)."""
     seed_everything(3, verbose=False)
     callback = None if arguments is None else make_callback(folder, **arguments)
     losses = Losses()
@@ -116,7 +116,7 @@ def train(folder, case, arguments):
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory):
-    """Case → what a fit without the callback leaves behind."""
+    """Final state of a fit without the callback, per case."""
     states = {}
 
     def get(name):
@@ -128,7 +128,7 @@ def without(tmp_path_factory):
 
 
 def assert_same(one, other, path="state"):
-    """Equal, bit by bit, down to every tensor."""
+    """Assert that two states are bit-identical, down to every tensor."""
     assert type(one) is type(other), path
     if isinstance(one, torch.Tensor):
         assert one.dtype == other.dtype, path
@@ -148,7 +148,7 @@ def assert_same(one, other, path="state"):
 
 
 def without_paths(state):
-    """The state less the checkpoint callback's, which holds the run's directory."""
+    """State without that of the checkpoint callback, which contains the run's directory."""
     checkpoints = {
         name: {key: value for key, value in checkpoint.items() if key != "callbacks"}
         for name, checkpoint in state["checkpoints"].items()
@@ -158,9 +158,9 @@ def without_paths(state):
 
 @pytest.mark.parametrize("measuring", MEASURING)
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_bits(tmp_path, capsys, without, name, measuring):
+def test_training_is_bit_identical(tmp_path, capsys, without, name, measuring):
     state, callback = train(tmp_path, CASES[name], MEASURING[measuring])
-    assert len(steps_of(callback)) == 24  # it did measure
+    assert len(steps_of(callback)) == 24  # it measured
     assert bool(windows_of(callback)) == (MEASURING[measuring].get("active", 0) > 0)
     if measuring == "counting":
         cost = callback.run.ranks[0].model_cost
@@ -173,15 +173,15 @@ def test_the_same_bits(tmp_path, capsys, without, name, measuring):
         assert len(checkpoint["callbacks"]) == 1  # ModelCheckpoint's own
 
 
-def test_two_trainings_can_differ(without):
-    """The comparison can fail: another seed's state is not the same."""
+def test_comparison_can_fail(without):
+    """Another precision gives a different state."""
     one, other = without("plain"), without("bf16-mixed")
     with pytest.raises(AssertionError, match="weights"):
         assert_same(one, other)
 
 
-def test_resuming_goes_on_the_same_way_with_or_without(tmp_path):
-    """A checkpoint written with the callback resumes without it, and the other way round."""
+def test_checkpoints_resume_with_and_without_callback(tmp_path):
+    """A checkpoint written with the callback resumes without it, and vice versa."""
     ends = []
     for first, second in ((True, False), (False, True)):
         folder = tmp_path / f"{first}"
@@ -201,8 +201,8 @@ def test_resuming_goes_on_the_same_way_with_or_without(tmp_path):
     assert_same(*ends)
 
 
-def test_csv_logger_has_the_same_metrics(tmp_path):
-    """Ours are rows or columns of their own; the user's values are untouched."""
+def test_csv_logger_metrics_are_unchanged(tmp_path):
+    """Ours have separate rows or columns; the user's values are unchanged."""
     tables = []
     for is_measured in (False, True):
         seed_everything(3, verbose=False)
@@ -219,7 +219,7 @@ def test_csv_logger_has_the_same_metrics(tmp_path):
     assert tables[0] == tables[1]
 
 
-def test_profiler_and_hooks_are_given_back(tmp_path):
+def test_profiler_and_hooks_are_restored(tmp_path):
     callback = ModelProfCallback(active=2, skip_first=0, report={"terminal": False})
     trainer = make_trainer(tmp_path, callback, enable_progress_bar=True)
     profiler, bar = trainer.profiler, trainer.progress_bar_callback

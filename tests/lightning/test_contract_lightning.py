@@ -1,8 +1,7 @@
-"""What this package relies on in Lightning: the names of its profiler actions and their order.
+"""Tests what we rely on in Lightning: the names and the order of its profiler actions.
 
-They are documented nowhere. When a test here fails after an upgrade of Lightning, ``run/loops.py`` and
-``lightning/classify.py`` and ``phases.py`` have to learn the new names; until then users get
-a warning and times by hooks.
+They are undocumented. If a test fails after a Lightning upgrade, add the new names to ``run/loops.py``,
+``lightning/classify.py`` and ``phases.py``. Until then users get a warning and times by hooks.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def is_about_training(event: str) -> bool:
 def events_of(
     package: Any, *, loop: str = "fit", is_manual: bool = False, epochs: int = 2, **arguments: Any
 ) -> list[str]:
-    """What Lightning tells its profiler in a loop: ``> action`` where one begins, ``< action`` at its end."""
+    """Calls of Lightning's profiler in a loop: ``> action`` at the start, ``< action`` at the end."""
     events: list[str] = []
 
     class Recorder(package.profilers.Profiler):
@@ -105,14 +104,14 @@ def hooks_of(events: list[str]) -> set[str]:
 
 
 def step_of(events: list[str], number: int) -> list[str]:
-    """The events from one fetch to the next, without the owner; ``= action`` where nothing is inside."""
+    """Events from one fetch to the next; ``= action`` if nothing is inside."""
     fetch = "> [_TrainingEpochLoop].train_dataloader_next"
     starts = [index for index, event in enumerate(events) if event == fetch]
     return merged_events(events[starts[number] : starts[number + 1]])
 
 
 def merged_events(events: list[str]) -> list[str]:
-    """``= action`` where an action begins and ends with nothing inside."""
+    """Events with start and end merged into ``= action`` if nothing is inside."""
     merged: list[str] = []
     for event in events:
         if event.startswith("<") and merged[-1] == event.replace("<", ">", 1):
@@ -123,7 +122,7 @@ def merged_events(events: list[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_all_names_we_rely_on_are_fired(package, tmp_path):
+def test_lightning_fires_all_actions_we_use(package, tmp_path):
     saving = package.callbacks.ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1)
     automatic = events_of(package, callbacks=[saving], enable_checkpointing=True)
     hooks = hooks_of(automatic)
@@ -140,8 +139,8 @@ def test_all_names_we_rely_on_are_fired(package, tmp_path):
     assert {"on_before_backward", "on_after_backward", "optimizer_step"} - manual == set()
 
 
-def test_whole_names(tmp_path):
-    """Names without an owner, and owners that are looked at."""
+def test_full_action_names(tmp_path):
+    """Names without an owner, and owners that we check."""
     saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1)
     events = events_of(lightning.pytorch, callbacks=[saving], enable_checkpointing=True)
     for name in (
@@ -154,13 +153,13 @@ def test_whole_names(tmp_path):
         "[Strategy]SingleDeviceStrategy.training_step",
     ):
         assert f"> {name}" in events, name
-    # the state key of a callback may hold dots and brackets; the hook is what follows the last dot
+    # A callback's state key may contain dots and brackets; the hook follows the last dot.
     assert f"> [Callback]{saving.state_key}.on_train_batch_end" in events
     assert "> optimizer_step" in events_of(lightning.pytorch, is_manual=True)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_every_action_that_begins_ends_in_order(package):
+def test_actions_are_properly_nested(package):
     open_actions: list[str] = []
     for event in events_of(package):
         kind, _, name = event.partition(" ")
@@ -232,11 +231,11 @@ MANUAL_STEP = """
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize(("is_manual", "expected"), [(False, STEP), (True, MANUAL_STEP)])
-def test_order_of_one_step(package, is_manual, expected):
+def test_action_order_within_step(package, is_manual, expected):
     assert step_of(events_of(package, is_manual=is_manual), 1) == expected.strip().splitlines()
 
 
-def test_order_around_epochs_and_validation():
+def test_action_order_around_epochs_and_validation():
     events = [event for event in events_of(lightning.pytorch) if is_about_training(event) or "model" in event]
     fetch = ["> [_TrainingEpochLoop].train_dataloader_next", "< [_TrainingEpochLoop].train_dataloader_next"]
     hooks = [
@@ -289,7 +288,7 @@ EVALUATION_END = """
 
 @pytest.mark.parametrize("package", PACKAGES)
 @pytest.mark.parametrize("loop", [VALIDATE, TEST, PREDICT], ids=lambda loop: loop.key)
-def test_order_of_an_evaluation_loop(package, loop):
+def test_action_order_in_evaluation_loop(package, loop):
     events = merged_events(events_of(package, loop=loop.key))
     first = events.index(f"= [Callback]Other.on_{loop.hooks}_start")
     last = events.index(f"= [Strategy]SingleDeviceStrategy.on_{loop.hooks}_end")
@@ -304,8 +303,8 @@ def test_order_of_an_evaluation_loop(package, loop):
     assert events[first : last + 1] == expected
 
 
-def test_the_method_in_which_ranks_wait_for_each_other():
-    """Without it that wait stays in the phase Logging; see ``lightning/rank_wait.py``."""
+def test_rank_wait_method_exists():
+    """Without this method the wait stays in the phase Logging; see ``lightning/rank_wait.py``."""
     loops = pytest.importorskip("lightning.pytorch.loops.training_epoch_loop")
     if Version(lightning.__version__) < Version("2.6"):
         pytest.skip("of Lightning 2.6 and later")

@@ -1,4 +1,4 @@
-"""Callbacks copied in a fit, or not told of its end; workers that die; odd formulas and batches."""
+"""Tests callbacks that are copied or miss the fit's end, dying workers, and odd formulas and batches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 class Copying(Callback):
-    """Makes a copy of another callback after the sixth batch."""
+    """Copies another callback after batch 6."""
 
     def __init__(self, copied: Any, make: Any) -> None:
         self.copied, self.make, self.made = copied, make, None
@@ -50,12 +50,12 @@ class Copying(Callback):
 @pytest.mark.parametrize(
     "make", [copy.copy, copy.deepcopy, lambda one: pickle.loads(ForkingPickler.dumps(one))]
 )
-def test_a_copy_has_nothing_of_the_fit_and_measures_another(tmp_path: Path, make: Any) -> None:
+def test_copy_is_fresh_and_measures_another_fit(tmp_path: Path, make: Any) -> None:
     callback = make_callback(tmp_path, steps=(4, 9))
     copying = Copying(callback, make)
     fit_quietly(make_trainer(tmp_path, callback, copying), Net(), loader(24))
     made: Any = copying.made
-    assert not {"log", "log_dict"} & set(vars(made))  # of the module, and with it the whole trainer
+    assert not {"log", "log_dict"} & set(vars(made))  # these refer to the module and its trainer
     assert (made.report, made.run) == (None, None)
     fit_quietly(make_trainer(tmp_path, made), Net(), loader(20))
     assert (len(callback.run.ranks[0].steps), len(made.run.ranks[0].steps)) == (12, 10)
@@ -72,7 +72,7 @@ class Raising(Callback):
 
 
 class Watching(Callback):
-    """Is told of an exception and looks at what is on the disk."""
+    """Reads the saved run in on_exception."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.seen = folder, []
@@ -92,7 +92,7 @@ def fail_at_6(batch_idx: int) -> None:
 
 
 def check_kept(folder: Path, callback: Any) -> None:
-    """Of six steps all is in the callback, and on the disk."""
+    """Check that six steps and the report are in the callback and on the disk."""
     for run in (callback.run, load_run(folder / "modelprof")):
         assert (run.info.status, len(run.ranks[0].steps)) == ("failed", 6)
     assert all((folder / "modelprof" / name).stat().st_size for name in REPORT_FILES)
@@ -105,7 +105,7 @@ def check_kept(folder: Path, callback: Any) -> None:
     "order", ["raise ours", "ours raise", "watch raise ours watch", "raise raise watch ours"]
 )
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RecursionError, SystemExit])
-def test_what_was_measured_is_there_after_another_callback_raised(
+def test_results_survive_error_in_another_callback(
     tmp_path: Path, capsys: Any, error: Any, order: str
 ) -> None:
     callback = make_callback(tmp_path, steps=(4, 9), terminal=True)
@@ -133,7 +133,7 @@ def test_what_was_measured_is_there_after_another_callback_raised(
     assert (callback.run.info.status, len(callback.run.ranks[0].steps)) == ("finished", 12)
 
 
-def test_a_validation_loop_that_another_callback_spoils_is_kept(tmp_path: Path) -> None:
+def test_validation_results_survive_error_in_another_callback(tmp_path: Path) -> None:
     class Failing(Net):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             fail_at_6(batch_idx)
@@ -172,8 +172,8 @@ LOST = """
 
 
 @pytest.mark.parametrize(("way", "code"), [("not told", 1), ("killed", 3)])
-def test_what_was_measured_outlives_the_program(tmp_path: Path, way: str, code: int) -> None:
-    """Where nobody tells of the loop's end, the program's end saves it; or it was saved before."""
+def test_results_survive_program(tmp_path: Path, way: str, code: int) -> None:
+    """If the callback misses the loop's end, results are saved when the program ends, or before."""
     done = run_script(LOST, tmp_path, way, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     run = load_run(tmp_path / "modelprof")
@@ -183,7 +183,7 @@ def test_what_was_measured_outlives_the_program(tmp_path: Path, way: str, code: 
 
 
 class Dying(Numbers):
-    """Ends its worker before anything is handed over: with tensors under way, torch's own error varies."""
+    """Ends its worker before the first sample. With tensors in transit, torch's own error varies."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Dying(Numbers):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forked workers")
 @pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
-def test_a_worker_that_dies_is_told_of_as_without_the_callback(tmp_path: Path, how: str) -> None:
+def test_dying_worker_raises_same_error_as_without_callback(tmp_path: Path, how: str) -> None:
     found = []
     for is_measured in (False, True):
         ours = [make_callback(tmp_path, active=0, sampling=True)] if is_measured else []
@@ -221,7 +221,7 @@ def fails(*args: Any, **kwargs: Any) -> int:
     [10**400, 10**5000, float("nan"), float("inf"), -1, 0.5, torch.tensor(5), None, "many", fails],
     ids=["huge", "unprintable", "nan", "infinite", "negative", "half", "tensor", "none", "text", "raises"],
 )
-def test_what_no_formula_may_return_leaves_the_operator_uncounted(result: Any) -> None:
+def test_invalid_formula_result_leaves_operator_uncounted(result: Any) -> None:
     formula = result if result is fails else lambda *args, **kwargs: result
     with FlopCounter(model := nn.Linear(2, 3), {"aten::addmm": formula}) as counter:
         model(torch.ones(4, 2))
@@ -233,7 +233,7 @@ def test_what_no_formula_may_return_leaves_the_operator_uncounted(result: Any) -
 
 
 class Endless(Mapping[Any, Any]):
-    """A batch that makes up its fields as they are asked for, and never comes to an end."""
+    """A batch that generates its fields on demand, endlessly."""
 
     def __init__(self, inputs: Any, targets: Any) -> None:
         self.asked, self.batch = 0, (inputs, targets)
@@ -250,7 +250,7 @@ class Endless(Mapping[Any, Any]):
 
 
 class OfEndless(Net):
-    """Takes endless batches, which Lightning is not to walk through either."""
+    """Accepts endless batches, and keeps Lightning from iterating over them."""
 
     def __init__(self, make: Any) -> None:
         super().__init__()
@@ -270,7 +270,7 @@ def generator(*batch: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("make", [Endless, generator])
-def test_an_endless_batch_is_not_walked_to_its_end(tmp_path: Path, make: Any) -> None:
+def test_endless_batch_is_not_exhausted(tmp_path: Path, make: Any) -> None:
     weights = []
     for folder, with_ours in (("plain", False), ("ours", True)):
         torch.manual_seed(3)
@@ -346,9 +346,7 @@ print("parent", len(rank.steps), *rank.windows[0].recorded_steps)
         ("workers", 6, 5),
     ],
 )
-def test_a_child_forked_in_a_window_ends_as_it_would(
-    tmp_path: Path, how: str, batch: int, status: int
-) -> None:
+def test_child_forked_in_window_ends_normally(tmp_path: Path, how: str, batch: int, status: int) -> None:
     done = run_script(FORKS, how, batch, cwd=tmp_path, timeout=240)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Epochs of one batch: their steps are clean, and what passes between them has a name."""
+"""Tests one-batch epochs: their steps are clean, and the time between them has its own phase."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:lightning")
 
 @pytest.fixture
 def costly_turns(monkeypatch):
-    """A bench whose Trainer spends a known time in its own turn of each epoch."""
+    """A bench whose Trainer spends a known time at each epoch boundary."""
     bench, advance_end = Bench(skip_first=0, flops=False), _FitLoop.on_advance_end
 
     def on_advance_end(self):
@@ -39,7 +39,7 @@ def costly_turns(monkeypatch):
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_lightnings_turn_of_an_epoch_is_a_phase(costly_turns, length):
+def test_epoch_boundary_has_own_phase(costly_turns, length):
     bench = costly_turns
     bench.fit(HookedModel(bench.truth), bench.data(length), max_epochs=4)
     bench.check(num_steps=4 * length)
@@ -48,7 +48,7 @@ def test_lightnings_turn_of_an_epoch_is_a_phase(costly_turns, length):
     assert bench.record.outside_ns["epoch_turn"] > 0, "the last turn is in no step"
 
 
-def test_all_steps_of_one_batch_epochs_are_clean(costly_turns):
+def test_steps_of_one_batch_epochs_are_clean(costly_turns):
     bench = costly_turns
     bench.fit(HookedModel(bench.truth), bench.data(1), max_epochs=8)
     figures = benchmark(bench.record.steps)
@@ -92,12 +92,12 @@ def recorded(*cuts, max_kept=10_000):
         ([[FIRST, FIRST], [0], [FIRST, FIRST]], [FIRST, FIRST, 0, FIRST, FIRST]),
     ],
 )
-def test_wherever_the_steps_are_cut(cuts, expected):
+def test_tags_do_not_depend_on_where_steps_are_cut(cuts, expected):
     assert recorded(*cuts).steps().tags.tolist() == expected
 
 
-def test_epochs_that_grow_after_many_steps():
-    """Sums and thinned steps are told as well."""
+def test_longer_epoch_after_many_steps_changes_earlier_tags():
+    """Totals and thinned steps are also corrected."""
     short = recorded(*[[FIRST] * 500] * 6, max_kept=512)
     assert len(short.totals().clean()) == 3_000
     grown = recorded(*[[FIRST] * 500] * 6, [FIRST, 0], max_kept=512)
@@ -120,7 +120,7 @@ def turning(turn_ms, *, validation_ms=0.0, tag=StepTag.WHOLE_EPOCH):
         (4.0, Status.FOUND, Severity.CRITICAL),
     ],
 )
-def test_slow_epoch_turns(turn_ms, status, severity):
+def test_slow_epoch_boundaries_are_found(turn_ms, status, severity):
     finding = only(judge(slow_epoch_turns, turning(turn_ms)))
     assert (finding.status, finding.severity) == (status, severity)
     if severity is not None:
@@ -129,26 +129,26 @@ def test_slow_epoch_turns(turn_ms, status, severity):
         assert "max_steps" in finding.action
 
 
-def test_one_epoch_has_no_turn():
+def test_single_epoch_has_no_boundary():
     assert only(judge(slow_epoch_turns, analysis_of(steps_of(forward=8)))).status is Status.NOT_EVALUATED
 
 
-def test_validation_is_judged_where_turns_take_long():
-    """40% validation beside turns of a fifth, which were no part of what is accounted for."""
+def test_validation_is_evaluated_despite_slow_epoch_boundaries():
+    """40% validation plus epoch boundaries of a fifth, which once counted as unattributed."""
     analysis = turning(4.0, validation_ms=8.0)
     finding = only(judge(validation_share, analysis))
     assert finding.status is Status.FOUND
     assert account(analysis).is_enough
 
 
-def test_no_start_of_workers_where_each_step_begins_an_epoch():
-    """There is no fetch in the middle of an epoch to compare with."""
+def test_one_batch_epochs_have_no_worker_startup_estimate():
+    """There is no fetch within an epoch to compare with."""
     steps = steps_of(tags=[WHOLE] * 20, forward=8, dataloader=[5] * 20)
     bounds = step_costs(steps, {}).boundaries
     assert (bounds.num_all, bounds.extra_wait_ns) == (19, None)
 
 
-def test_archives_from_before_the_phase_open(costly_turns, tmp_path):
+def test_archives_without_epoch_turn_phase_open(costly_turns, tmp_path):
     bench = costly_turns
     bench.callback = type(bench.callback)(bench.truth, skip_first=0, dirpath=tmp_path, files=True)
     bench.fit(HookedModel(bench.truth), bench.data(1), max_epochs=3)
@@ -156,15 +156,15 @@ def test_archives_from_before_the_phase_open(costly_turns, tmp_path):
     saved = path.read_bytes()
     assert b'"epoch_turn"' in saved
     old = msgspec.json.decode(saved)
-    _rename(old, "epoch_turn", "other")  # as it was stored then
+    _rename(old, "epoch_turn", "other")  # as older versions stored it
     path.write_bytes(msgspec.json.encode(old))
     [record] = load_run(path.parent).ranks
     assert not record.steps.phases_ns[:, PHASE_INDEX["epoch_turn"]].any()
     assert np.array_equal(record.steps.phases_ns.sum(axis=1), record.steps.duration_ns)
 
 
-def test_the_phase_is_the_last_one():
-    """Before it nothing has moved."""
+def test_epoch_turn_is_last_phase():
+    """So the indices of the other phases haven't changed."""
     assert [phase.key for phase in PHASES][-3:] == ["rank_wait", "user_profiler", "epoch_turn"]
 
 

@@ -1,7 +1,7 @@
-"""``trainer.validate``, ``test`` and ``predict``: every phase of every batch, and the report of the loop.
+"""Tests ``trainer.validate``, ``test`` and ``predict``: every phase of every batch, and the report.
 
-Under the fake clock what is expected is what user code says that it spent, as in
-``tests/lightning/test_phases_fake_clock.py``: the data set and the public hooks cut the batches.
+With the fake clock, expected times are those that user code reports spending, as in
+``tests/lightning/test_phases_fake_clock.py``. The data set and the public hooks mark the batches.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ HOOK_WORDS = {"validate": "validation", "test": "test", "predict": "predict"}
 WORDS = {"validate": "validation", "test": "test", "predict": "prediction"}
 
 
-# User code with its own account of what it spends
+# User code that records the time it spends
 
 
 class EvaluationCallback(MeasuredCallback):
-    """The callback under test, which tells the truth when an evaluation loop begins and ends."""
+    """Callback under test, which also tells the truth when evaluation loops start and end."""
 
     def on_validation_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         super().on_validation_epoch_start(trainer, pl_module)
@@ -121,7 +121,7 @@ class EvaluationCallback(MeasuredCallback):
 
 
 class Prediction:
-    """What a prediction is: moving it to the CPU costs time."""
+    """A prediction that takes time to move to the CPU."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
@@ -132,7 +132,7 @@ class Prediction:
 
 
 class EvaluatedSteps(CostlySteps):
-    """The step methods of the three loops; inside a fit validation is the fit's."""
+    """Step methods of the three loops. Validation inside a fit belongs to the fit."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.truth.spend("forward", "validation_step")
@@ -149,11 +149,11 @@ class EvaluatedSteps(CostlySteps):
 
 
 class EvaluatedHooks(EvaluatedSteps, CostlyHooks):
-    """With every hook of a LightningModule that such a loop can run into."""
+    """Adds every LightningModule hook that such a loop can call."""
 
 
 class OtherHooks(CostlyCallbackHooks):
-    """Every hook of another callback."""
+    """All hooks of another callback."""
 
 
 def _hook(name: str, phase: str) -> Any:
@@ -177,7 +177,7 @@ for _word in HOOK_WORDS.values():
 
 
 class PlainNet(EvaluatedSteps, LightningModule):
-    """Overrides no hook that it does not need."""
+    """Overrides only the hooks it needs."""
 
 
 class HookedNet(EvaluatedHooks, LightningModule):
@@ -185,11 +185,11 @@ class HookedNet(EvaluatedHooks, LightningModule):
 
 
 class Other(OtherHooks, Callback):
-    """Another callback, at work in every hook."""
+    """Another callback that spends time in every hook."""
 
 
 class EvaluationLoader(DataLoader[Any]):
-    """Making its iterator costs time: before the loop begins, or for further loaders inside a fetch."""
+    """Creating its iterator takes time: before the loop or, for later loaders, inside a fetch."""
 
     def __iter__(self) -> Any:
         truth = getattr(self.dataset, "items", self.dataset).truth
@@ -199,7 +199,7 @@ class EvaluationLoader(DataLoader[Any]):
 
 
 class EvaluationBench(Bench):
-    """A clock, the truth and the callback that is to find it out."""
+    """A clock, the truth and the callback that should find it."""
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -211,7 +211,7 @@ class EvaluationBench(Bench):
     def run(
         self, key: str, model: Any, data: Any, *, raises: Any = None, trainer: Any = None, **arguments: Any
     ):
-        """Run a loop, and see that nothing of ours stays behind; ``arguments`` are the Trainer's."""
+        """Run a loop and check that we leave nothing behind; ``arguments`` are the Trainer's."""
         trainer = trainer or self.trainer(**arguments)
         profiler, callbacks = trainer.profiler, list(trainer.callbacks)
         with nullcontext() if raises is None else pytest.raises(raises):
@@ -240,20 +240,20 @@ def everything(bench: Bench) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_plain_model(bench, key):
+def test_plain_model_has_only_its_own_phases(bench, key):
     bench.run(key, PlainNet(bench.truth), bench.data())
     bench.check(num_steps=3)
     expected = {"dataloader", "forward"} | ({"predictions"} if key == "predict" else set())
     assert [set(step) for step in bench.truth.steps] == [expected] * 3
-    assert bench.record.outside_ns == {}  # neither the loader's start nor anything else
+    assert bench.record.outside_ns == {}  # not even the loader's start
     assert bench.callback.run.info.loop == key
     assert bench.has_tag(StepTag.FIRST_OF_EPOCH) == [True, False, False]
     assert bench.has_tag(StepTag.VALIDATION) == [False] * 3
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_known_costs_in_every_place(bench, key):
-    """Hand-added: data set 3 ms, transfer hooks 1 + 2 + 1, step 8, each other hook 2."""
+def test_known_costs_land_in_their_phases(bench, key):
+    """Added by hand: data set 3 ms, transfer hooks 1 + 2 + 1, step 8, each other hook 2."""
     bench.run(key, HookedNet(bench.truth), bench.data(), before=(Other(bench.truth),))
     in_ms = [{phase: ns // MS for phase, ns in step.items()} for step in named_phases(phases_of(bench))]
     whole = {"dataloader": 3, "transfer": 4, "forward": 8, "module_hooks": 4, "callbacks": 4}
@@ -266,42 +266,42 @@ def phases_of(bench: Bench) -> Any:
 
 
 def text_of(bench: Bench) -> str:
-    """The report as text, in one line."""
+    """Report as one line of text."""
     return " ".join(render_text(bench.callback.report).split())
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_everything(bench, key):
+def test_all_hooks_and_logging_are_measured(bench, key):
     bench.run(key, HookedNet(bench.truth), bench.data(), **everything(bench))
     bench.check(num_steps=3)
     bench.check_callback_times()
     step = bench.truth.steps[1]
     assert {"dataloader", "transfer", "forward", "callbacks", "module_hooks"} <= set(step)
     assert ("logging" in step) == (key == "test")
-    assert {"callbacks", "module_hooks"} <= set(bench.record.outside_ns)  # the hooks around the batches
+    assert {"callbacks", "module_hooks"} <= set(bench.record.outside_ns)  # hooks outside the batches
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_several_dataloaders(bench, key):
+def test_multiple_dataloaders_are_measured(bench, key):
     data = [bench.data(3), bench.data(2)]
     bench.run(key, HookedNet(bench.truth), data, **everything(bench))
     bench.check(num_steps=5)
     assert bench.has_tag(StepTag.FIRST_OF_EPOCH) == [True, False, False, True, False]
-    # The second loader's start is inside the fetch of its first batch.
+    # The second loader starts inside the fetch of its first batch.
     assert [step["dataloader"] // MS for step in bench.truth.steps] == [3, 3, 3, 16, 3]
     assert "2 at the start of a dataloader" in text_of(bench)
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_stream_without_length(bench, key):
-    """The fetch in a step is that of the next batch; the last one finds nothing."""
+def test_stream_without_length_is_measured(bench, key):
+    """The fetch in a step gets the next batch; the last one finds none."""
     bench.run(key, HookedNet(bench.truth), EvaluationLoader(CostlyStream(bench.truth)), **everything(bench))
     bench.check(num_steps=3)
 
 
 @pytest.mark.parametrize("ours_is_first", [True, False])
 @pytest.mark.parametrize("is_stream", [True, False])
-def test_validation_step_that_fetches_for_itself(bench, ours_is_first, is_stream):
+def test_validation_step_with_dataloader_iter_is_measured(bench, ours_is_first, is_stream):
     class FetchesItself(HookedNet):
         def validation_step(self, dataloader_iter):
             self.truth.spend("forward", "validation_step")
@@ -314,7 +314,7 @@ def test_validation_step_that_fetches_for_itself(bench, ours_is_first, is_stream
     data = EvaluationLoader(CostlyStream(bench.truth)) if is_stream else bench.data()
     bench.run("validate", FetchesItself(bench.truth), data, **arguments)
     bench.check(num_steps=3)
-    assert bench.record.unfinished_steps == is_stream  # the iterator runs dry inside the step
+    assert bench.record.unfinished_steps == is_stream  # the iterator ends inside the step
     if is_stream:
         assert "where validation_step takes a dataloader_iter" in text_of(bench)
 
@@ -323,20 +323,20 @@ def test_validation_step_that_fetches_for_itself(bench, ours_is_first, is_stream
     ("arguments", "num_steps"),
     [({"limit_val_batches": 2}, 2), ({"limit_val_batches": 0.5}, 3), ({"fast_dev_run": 4}, 4)],
 )
-def test_fewer_batches(bench, arguments, num_steps):
+def test_limited_batches_are_measured(bench, arguments, num_steps):
     bench.run("validate", HookedNet(bench.truth), bench.data(6), before=(Other(bench.truth),), **arguments)
     bench.check(num_steps)
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_barebones(bench, key):
+def test_barebones_trainer_is_measured(bench, key):
     trainer = bench.trainer(before=(Other(bench.truth),), barebones=True)
     bench.run(key, HookedNet(bench.truth), bench.data(), trainer=trainer)
     bench.check(num_steps=3)
 
 
 class EvaluationProfiler(CostlyProfiler):
-    """A user's own profiler, slow and told of everything."""
+    """A slow user profiler that receives every action."""
 
     def start(self, action_name: str) -> None:
         if action_name.endswith("_next"):
@@ -347,7 +347,7 @@ class EvaluationProfiler(CostlyProfiler):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_users_own_profiler(bench, key):
+def test_users_profiler_sees_all_actions(bench, key):
     alone = EvaluationProfiler(Truth(bench.clock))
     model = HookedNet(alone.truth)
     model.truth.trainer = trainer = make_trainer(profiler=alone)
@@ -363,7 +363,7 @@ def test_users_own_profiler(bench, key):
 
 @pytest.mark.skipif(not MIXES_PACKAGES, reason="this pytorch_lightning refuses callbacks of lightning")
 @pytest.mark.parametrize("key", KEYS)
-def test_trainer_of_pytorch_lightning(bench, key):
+def test_pytorch_lightning_trainer_is_measured(bench, key):
     class PytorchLightningNet(EvaluatedHooks, pytorch_lightning.LightningModule):
         pass
 
@@ -383,8 +383,8 @@ def test_trainer_of_pytorch_lightning(bench, key):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_device_times(monkeypatch, bench, key):
-    """The device takes three times the host's time; predictions are fetched from it."""
+def test_device_times_match_truth(monkeypatch, bench, key):
+    """The device takes three times the CPU's time; predictions are copied from it."""
     bench.truth.device = FakeDeviceClock()
     monkeypatch.setattr("lightning_modelprof.engine.step_times.device_clock", lambda _: bench.truth.device)
     bench.run(key, PlainNet(bench.truth), bench.data())
@@ -393,12 +393,12 @@ def test_device_times(monkeypatch, bench, key):
     assert differences(named_phases(device_ns), bench.truth.device_steps) == []
 
 
-# Ways to end
+# Ways a loop can end
 
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("where", ["dataset", "step", "module hook", "callback"])
-def test_exception(monkeypatch, bench, key, where):
+def test_exception_ends_loop_as_failed(monkeypatch, bench, key, where):
     spend, number = bench.truth.spend, [0]
     what = {
         "dataset": "dataset",
@@ -429,7 +429,7 @@ def test_exception(monkeypatch, bench, key, where):
     bench.check(num_steps=3)
 
 
-def test_keyboard_interrupt(bench):
+def test_keyboard_interrupt_ends_loop_as_interrupted(bench):
     class Interrupted(HookedNet):
         def validation_step(self, batch, batch_idx):
             if batch_idx == 2:
@@ -440,12 +440,12 @@ def test_keyboard_interrupt(bench):
     try:
         bench.run("validate", Interrupted(bench.truth), bench.data(), raises=SystemExit, **everything(bench))
     finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning has it ignored from here on
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from now on
     assert bench.callback.run.info.status == "interrupted"
     bench.check(num_steps=2)
 
 
-def test_exception_before_the_loop_begins_leaves_no_report(bench):
+def test_exception_before_loop_leaves_no_report(bench):
     class Fails(HookedNet):
         def on_validation_start(self):
             raise RuntimeError("broken off")
@@ -454,11 +454,11 @@ def test_exception_before_the_loop_begins_leaves_no_report(bench):
     assert bench.callback.run is None
 
 
-# Several loops with one callback
+# Multiple loops with one callback
 
 
-def test_fit_then_the_other_loops(bench):
-    """Each has its own report; validation inside the fit is the fit's, and no report of its own."""
+def test_loops_after_fit_have_their_own_reports(bench):
+    """Validation inside the fit belongs to the fit and has no report of its own."""
 
     class Fitted(HookedNet):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
@@ -490,7 +490,7 @@ def test_fit_then_the_other_loops(bench):
     assert bench.callback.run.info.loop == "fit"
 
 
-def test_one_callback_in_two_trainers_in_turn(bench):
+def test_callback_works_in_several_trainers_in_turn(bench):
     for key, num_steps in (("test", 3), ("predict", 2), ("test", 4)):
         bench.run(key, HookedNet(bench.truth), bench.data(num_steps))
         bench.check(num_steps)
@@ -505,7 +505,7 @@ def test_one_trainer_validates_twice(bench):
 
 
 class Tunable(HookedNet):
-    """Has a batch size that a tuner changes, and its own loader."""
+    """Has a loader and a batch size that a tuner changes."""
 
     batch_size = 1
 
@@ -514,7 +514,7 @@ class Tunable(HookedNet):
 
 
 @pytest.mark.parametrize("ours_is_first", [True, False])
-def test_trial_runs_of_a_tuner_are_not_measured(bench, tmp_path, ours_is_first):
+def test_tuner_trials_are_not_measured(bench, tmp_path, ours_is_first):
     finder = BatchSizeFinder(mode="power", steps_per_trial=1, init_val=2, max_trials=1)
     model = Tunable(bench.truth)
     place = "after" if ours_is_first else "before"
@@ -523,7 +523,7 @@ def test_trial_runs_of_a_tuner_are_not_measured(bench, tmp_path, ours_is_first):
     bench.check(len(bench.truth.steps))
 
 
-def test_a_tuner_that_leaves_early_is_no_reason_to_warn(bench, tmp_path):
+def test_tuner_that_exits_early_causes_no_warning(bench, tmp_path):
     trainer = bench.trainer(default_root_dir=tmp_path)
     with our_warnings() as messages:
         Tuner(trainer).scale_batch_size(
@@ -547,7 +547,7 @@ class Nothing(Callback):
     [(DataLoader([]), {}), (DataLoader(torch.ones(3, 2)), {"limit_val_batches": 0})],
     ids=["empty", "limited to none"],
 )
-def test_a_loop_that_lightning_skips_is_said_so(bench, data, arguments):
+def test_skipped_loop_is_reported(bench, data, arguments):
     with our_warnings() as messages:
         bench.run("validate", HookedNet(bench.truth), data, before=(Nothing(),), **arguments)
     assert messages == ["ModelProfCallback: the validation loop had no batches, so it has no report."]
@@ -555,7 +555,7 @@ def test_a_loop_that_lightning_skips_is_said_so(bench, data, arguments):
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_an_empty_stream_has_a_report_that_says_so(bench, key):
+def test_empty_stream_has_report_that_says_so(bench, key):
     class EmptyStream(CostlyStream):
         def __iter__(self):
             return iter(())
@@ -574,7 +574,7 @@ def test_an_empty_stream_has_a_report_that_says_so(bench, key):
 # The benchmark and the report
 
 
-def test_clean_batches(bench):
+def test_clean_batches_exclude_initial_ones(bench):
     bench = EvaluationBench(skip_first=2)
     bench.run("test", PlainNet(bench.truth), [bench.data(6, batch_size=2), bench.data(9)])
     report = bench.callback.report
@@ -608,7 +608,7 @@ def test_clean_batches(bench):
         ({"skip_first": 0}, "For more clean batches, use more batches."),
     ],
 )
-def test_advice_when_few_batches_are_clean(arguments, advice):
+def test_few_clean_batches_give_advice(arguments, advice):
     bench = EvaluationBench(**arguments)
     bench.run("validate", PlainNet(bench.truth), bench.data(4))
     text = text_of(bench)
@@ -617,7 +617,7 @@ def test_advice_when_few_batches_are_clean(arguments, advice):
 
 
 class Real(Net):
-    """Steps that take real time."""
+    """Module whose steps take real time."""
 
     def validation_step(self, batch, batch_idx, dataloader_idx=0):
         self.log("val_loss", self.loss(batch))
@@ -669,7 +669,7 @@ def test_files_and_report_under_the_real_clock(tmp_path, key, num_workers):
     assert run.info.loop == key
 
 
-def test_the_next_loop_gets_a_folder_of_its_own(tmp_path):
+def test_next_loop_gets_its_own_directory(tmp_path):
     callback = ModelProfCallback(active=0, report={"terminal": False})
     trainer = make_real_trainer(tmp_path, callback, logger=CSVLogger(tmp_path, name="", version=""))
     fit_quietly(trainer, Real(), loader(), loader(4))
@@ -689,7 +689,7 @@ def test_the_next_loop_gets_a_folder_of_its_own(tmp_path):
     }
 
 
-def test_terminal_and_step_info(tmp_path, capsys):
+def test_terminal_and_step_info_show_loop(tmp_path, capsys):
     class Asks(Callback):
         seen = ""
 
@@ -712,7 +712,7 @@ def test_loggers_get_no_points(tmp_path):
     assert "modelprof" not in metrics
 
 
-def test_switched_off(tmp_path, monkeypatch):
+def test_environment_variable_disables_measuring(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "0")
     callback = run_real(tmp_path, "validate")
     assert callback.run is None
@@ -728,7 +728,7 @@ def test_fast_dev_run_leaves_no_files(tmp_path):
     assert list(tmp_path.rglob("run.json")) == []
 
 
-def test_configuration_is_refused_before_the_loop(tmp_path):
+def test_invalid_configuration_is_rejected_before_loop(tmp_path):
     class NoBatch(Callback):
         def on_test_batch_start(self, *args):
             raise AssertionError("a batch came")
@@ -737,7 +737,7 @@ def test_configuration_is_refused_before_the_loop(tmp_path):
         run_real(tmp_path, "test", others=(NoBatch(),), wait=-1)
 
 
-def test_an_archive_without_the_loop_is_that_of_a_fit(tmp_path):
+def test_archive_without_loop_name_counts_as_fit(tmp_path):
     run_real(tmp_path, "validate", active=0)
     path = tmp_path / "modelprof" / "run.json"
     saved = json.loads(path.read_text())
@@ -746,7 +746,7 @@ def test_an_archive_without_the_loop_is_that_of_a_fit(tmp_path):
     assert load_run(path).info.loop == "fit"
 
 
-def test_names_of_loops():
+def test_loop_names():
     assert {key: loop.key for key, loop in LOOPS.items()} == {key: key for key in ("fit", *KEYS)}
     assert loop_of("predict").name == "prediction"
     assert loop_of("of a later version") is FIT
@@ -756,7 +756,7 @@ def test_names_of_loops():
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_windows(tmp_path, key):
+def test_windows_record_whole_batches(tmp_path, key):
     callback = run_real(tmp_path, key, skip_first=2, wait=1, warmup=1, active=3, repeat=2)
     windows = windows_of(callback)
     assert [window.recorded_steps for window in windows] == [(4, 5, 6), (9, 10, 11)]
@@ -779,21 +779,21 @@ def test_windows(tmp_path, key):
     }
 
 
-def test_windows_from_the_first_batch_to_the_last(tmp_path):
+def test_window_can_cover_whole_loop(tmp_path):
     callback = run_real(tmp_path, "test", data=loader(8), wait=0, warmup=0, active=4, repeat=1)
     (window,) = windows_of(callback)
     assert window.recorded_steps == (0, 1, 2, 3)
     assert window.status is WindowStatus.COMPLETE
 
 
-def test_a_window_that_the_loop_does_not_reach(tmp_path):
+def test_window_cut_by_end_of_loop_is_noted(tmp_path):
     callback = run_real(tmp_path, "test", data=loader(8), wait=2, warmup=0, active=4, repeat=1)
     (window,) = windows_of(callback)
     assert window.recorded_steps == (2, 3)
     assert window.note == "the test loop ended first"
 
 
-def test_stop_after_profile_does_not_stop_a_fit_that_follows(tmp_path):
+def test_stop_after_profile_does_not_affect_later_fit(tmp_path):
     callback = make_callback(tmp_path, wait=0, warmup=0, active=2, repeat=1, stop_after_profile=True)
     trainer = make_real_trainer(tmp_path, callback)
     run_quietly(trainer, "validate")
@@ -808,7 +808,7 @@ def test_batches_prefetched_while_a_window_closed_are_not_clean(tmp_path):
     assert steps.step[(steps.tags & StepTag.DRAINING) != 0].tolist() == [6, 7]
 
 
-def test_num_prefetched_is_of_the_loop_that_runs():
+def test_num_prefetched_is_that_of_running_loop():
     trainer = make_trainer()
     trainer.validate_loop._combined_loader = type(
         "Loader", (), {"flattened": [DataLoader(torch.ones(3), num_workers=1)]}
@@ -821,13 +821,13 @@ def test_num_prefetched_is_of_the_loop_that_runs():
     )
 
 
-# The loop is sacred
+# The loop is unaffected
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_bit_identity(tmp_path, key):
+def test_evaluation_is_bit_identical(tmp_path, key):
     class Noisy(Real):
-        """Draws in every batch, so that a draw of ours would shift what follows."""
+        """Draws in every batch, so that a draw by us would change the rest."""
 
         def loss(self, batch):
             return super().loss(batch) * torch.rand(())
@@ -862,7 +862,7 @@ def test_bit_identity(tmp_path, key):
         (Results, "conclude"),
     ],
 )
-def test_an_internal_error_does_not_reach_the_loop(tmp_path, monkeypatch, owner, name):
+def test_internal_error_does_not_stop_loop(tmp_path, monkeypatch, owner, name):
     def broken(*args: Any, **kwargs: Any) -> None:
         raise ZeroDivisionError("broken by a test")
 
@@ -883,7 +883,7 @@ def test_an_internal_error_does_not_reach_the_loop(tmp_path, monkeypatch, owner,
         assert "before the validation loop ended" in callback.run.ranks[0].notes[0]
 
 
-def test_samples_fn_that_fails(tmp_path):
+def test_failing_samples_fn_loses_only_samples(tmp_path):
     with our_warnings() as messages:
         callback = run_real(tmp_path, "predict", active=0, samples_fn=lambda batch: batch["missing"])
     assert len(messages) == 1
@@ -892,7 +892,7 @@ def test_samples_fn_that_fails(tmp_path):
     assert len(steps_of(callback)) == 32
 
 
-# Several processes
+# Multiple processes
 
 DDP = """
 from pathlib import Path
@@ -923,7 +923,7 @@ if __name__ == "__main__":
 """
 
 
-def test_two_ranks(tmp_path):
+def test_two_ranks_are_combined(tmp_path):
     result = run_script(DDP, cwd=tmp_path, timeout=100)
     assert result.returncode == 0, result.stderr[-5000:]
     assert "both ended" in result.stdout
@@ -932,7 +932,7 @@ def test_two_ranks(tmp_path):
     assert [run.info.loop for run in runs] == ["validate"] * 2
     assert [len(run.ranks[0].steps) for run in runs] == [16] * 2
     clean = [run.ranks[0].steps.clean() for run in runs]
-    figures = all_ranks(runs[0].rank_steps)  # the first rank has heard from the others
+    figures = all_ranks(runs[0].rank_steps)  # includes the other ranks' figures
     assert figures.num_steps == sum(len(steps) for steps in clean) == 30
     assert figures.batch_total_ns == sum(int(steps.duration_ns.sum()) for steps in clean)
     assert "All 2 ranks" in (tmp_path / "whole" / "modelprof" / "report.txt").read_text()
@@ -944,7 +944,7 @@ def test_two_ranks(tmp_path):
     assert load_run(broken / "run_rank1.json").info.status == "aborted"
 
 
-# A Lightning whose action names we do not know
+# A Lightning version with unknown action names
 
 
 @contextmanager
@@ -964,7 +964,7 @@ def renamed(monkeypatch, hook):
 
 @pytest.mark.parametrize("hook", ["val_next", "validation_step"])
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_unknown_names_end_the_measurement(monkeypatch, bench, hook, place):
+def test_unknown_action_names_end_measuring(monkeypatch, bench, hook, place):
     with renamed(monkeypatch, hook), our_warnings() as messages:
         bench.run("validate", PlainNet(bench.truth), bench.data(6), **{place: (Other(bench.truth),)})
     assert len(messages) == 1, messages
@@ -973,7 +973,7 @@ def test_unknown_names_end_the_measurement(monkeypatch, bench, hook, place):
     assert len(bench.record.steps) == 1
 
 
-def test_known_names_are_no_reason_to_warn(bench):
+def test_known_action_names_cause_no_warning(bench):
     for key in KEYS:
         with our_warnings() as messages:
             bench.run(key, PlainNet(bench.truth), bench.data(1))
@@ -981,7 +981,7 @@ def test_known_names_are_no_reason_to_warn(bench):
         bench.check(num_steps=1)
 
 
-def test_tensorboard_tells_the_loops_apart(tmp_path):
+def test_tensorboard_separates_loops(tmp_path):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     logger = TensorBoardLogger(tmp_path)
     callback = make_callback(tmp_path, active=0, flops=False)
@@ -996,8 +996,8 @@ def test_tensorboard_tells_the_loops_apart(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["fit", "predict"])
-def test_a_loop_that_fails_in_its_first_batch_has_one_line(tmp_path, capsys, key):
-    """With nothing measured there is nothing to read, and to train for longer is no advice."""
+def test_loop_failing_in_its_first_batch_prints_one_line(tmp_path, capsys, key):
+    """Nothing was measured, so there is no report to read, and longer training is no advice."""
 
     class Broken(Net):
         def training_step(self, *_):
@@ -1015,7 +1015,7 @@ def test_a_loop_that_fails_in_its_first_batch_has_one_line(tmp_path, capsys, key
     assert "train for longer" not in (tmp_path / "modelprof" / "report.txt").read_text("utf-8")
 
 
-def test_a_report_and_a_run_are_one_line_at_the_prompt(tmp_path):
+def test_repr_of_report_and_run_is_one_line(tmp_path):
     callback = ModelProfCallback(dirpath=tmp_path / "modelprof")
     fit_quietly(make_real_trainer(tmp_path, callback), Net(), loader(60))
     assert repr(callback.report).startswith(

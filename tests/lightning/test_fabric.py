@@ -1,4 +1,4 @@
-"""A loop without a Trainer: Fabric, EventTimer, count_flops, and the trace that torch.profiler wrote."""
+"""Tests loops without a Trainer: Fabric, EventTimer, count_flops and traces from torch.profiler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
-    """The example, run as a user runs it: what it printed, and its trace."""
+    """Output and trace of the example, run as a user would."""
     folder = tmp_path_factory.mktemp("fabric")
     arguments = ("--accelerator", "cpu", "--steps", 20, "--batch-size", 8)
     result = run_script(RUN, ROOT / "examples" / "fabric.py", *arguments, cwd=folder)
@@ -32,7 +32,7 @@ def example(tmp_path_factory):
     return result.stdout, folder / "fabric_trace.json.gz"
 
 
-def test_the_example_shows_stages_and_counts(example):
+def test_example_shows_stages_and_counts(example):
     printed, _ = example
     convolution, linear = 8 * 7 * 7 * 16 * 27, 8 * 784 * 10
     counts = dict(re.findall(r"^ *(\w+) ([\d,]+) multiply-adds", printed, re.MULTILINE))
@@ -44,7 +44,7 @@ def test_the_example_shows_stages_and_counts(example):
     assert all(float(time) > 0 for _, time, _ in rows)
 
 
-def test_the_trace_of_the_example_is_analysed(example, capsys):
+def test_analyze_command_reads_examples_trace(example, capsys):
     _, trace = example
     assert main(["analyze", str(trace), "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -54,14 +54,14 @@ def test_the_trace_of_the_example_is_analysed(example, capsys):
     assert {"aten::convolution", "aten::convolution_backward"} <= names
 
 
-def test_traces_are_read_from_python(example):
+def test_analyze_function_reads_trace(example):
     _, trace = example
     tables = {table.id: table for table in analyze(trace).tables}
     assert tables["model_summary"].rows
     assert tables["step_breakdown"].rows
 
 
-def test_models_that_fabric_has_wrapped_are_counted():
+def test_fabric_wrapped_models_are_counted():
     fabric = Fabric(accelerator="cpu", devices=1)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     model, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), lr=0.1))

@@ -1,7 +1,7 @@
-"""Every hook, action and output of ours breaks, with every kind of error: training is what it is without us.
+"""Tests that training is unchanged if any of our hooks, actions or outputs fails with any kind of error.
 
-The truth is a training without the callback, looked at after every batch. A training with a fault has the
-same states, one by one, and comes as far as without us, unless it was the user who ended it.
+The truth is training without the callback, with its state recorded after every batch. Training with a fault
+must have the same states, and get equally far unless the user interrupts it.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ pytestmark = pytest.mark.slow
 
 NUM_STEPS = 10
 WINDOW = (5, 7)
-"""Before it step 1 is counted and modules are timed in 2, 3 and 4."""
+"""Before it, step 1 is counted and modules are timed in steps 2, 3 and 4."""
 EVERYTHING = {
     "steps": WINDOW,
     "flops": True,
-    "peak_flops_per_s": 1e12,  # measuring what this machine can do takes long
+    "peak_flops_per_s": 1e12,  # measuring this machine's peak is slow
     **dict.fromkeys(("sampling", "terminal", "tensorboard"), True),
 }
 
 
 class Fault(Exception):
-    """What is thrown into the package."""
+    """Error raised inside the package."""
 
 
 def fault() -> BaseException:
@@ -101,19 +101,19 @@ OUTPUT = "couldn't write"
 
 @dataclass(frozen=True)
 class Place:
-    """Where an error is thrown, and what of it is to be seen.
+    """Where an error is raised, and its visible effects.
 
     Attributes:
-        owner: class or module; ``name`` is its function that fails.
-        call: from which call on it fails, 1 being the first.
-        always: whether it fails at every later call as well.
-        warnings: how many of ours; more than one has its reason beside it.
-        message: what each of them says.
-        steps: of the archive; ``None`` when nothing was measured or written.
-        status: of the archive.
-        arguments: of the callback.
-        errors: of which kinds.
-        raises: what the user's module raises in batch 8.
+        owner: class or module whose function ``name`` fails.
+        call: call that fails, starting at 1.
+        always: whether every later call fails too.
+        warnings: number of our warnings.
+        message: part of each warning.
+        steps: steps in the archive; ``None`` if nothing was measured or written.
+        status: status in the archive.
+        arguments: arguments of the callback.
+        errors: kinds of errors to raise.
+        raises: error that the user's module raises in batch 8.
     """
 
     owner: Any
@@ -130,7 +130,7 @@ class Place:
 
 
 class Noisy(Net):
-    """Draws from every random generator in every step, and can fail."""
+    """Uses every random generator in every step, and can fail."""
 
     def __init__(self, raises: type[BaseException] | None = None) -> None:
         super().__init__(dropout=0.5)
@@ -159,7 +159,7 @@ def random_states() -> dict[str, Any]:
 
 
 def state_of(trainer: Any, module: Any) -> dict[str, Any]:
-    """Everything that a training is, copied."""
+    """Copy of the complete training state."""
     return {
         "weights": {name: value.clone() for name, value in module.state_dict().items()},
         "gradients": [None if p.grad is None else p.grad.clone() for p in module.parameters()],
@@ -177,7 +177,7 @@ def state_of(trainer: Any, module: Any) -> dict[str, Any]:
 
 
 class States(Callback):
-    """The state after every batch."""
+    """Stores the state after every batch."""
 
     def __init__(self) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -188,7 +188,7 @@ class States(Callback):
 
 @dataclass
 class Outcome:
-    """What came of a training."""
+    """Result of a training."""
 
     states: list[dict[str, Any]]
     error: BaseException | None
@@ -196,7 +196,7 @@ class Outcome:
 
 
 class Scalars(TensorBoardLogger):
-    """Keeps the user's figures apart from ours."""
+    """Stores the user's metrics, but not ours."""
 
     def __init__(self, folder: Any) -> None:
         super().__init__(folder, name="", version="")
@@ -216,7 +216,7 @@ def train(
     make_module: Any = None,
     data: Any = None,
 ) -> Outcome:
-    """A fit from the same seed, which leaves nothing behind but its outcome."""
+    """Fit with a fixed seed and check that we leave nothing behind; return the outcome."""
     seed_everything(11, verbose=False)
     module, states = make_module() if make_module else Noisy(raises), States()
     logger = Scalars(folder)
@@ -255,7 +255,7 @@ def umask() -> int:
 
 
 def attributes(module: Any) -> list[Any]:
-    """Names of what every module has, and how many hooks of each kind."""
+    """Overridden methods and hook counts of every module."""
     counted = (
         "_forward_hooks",
         "_forward_pre_hooks",
@@ -271,7 +271,7 @@ def attributes(module: Any) -> list[Any]:
 
 
 def nothing_stays() -> None:
-    """Nothing of ours goes on in the process."""
+    """Check that nothing of ours still runs in the process."""
     assert not is_profiling()
     assert _get_current_dispatch_mode_stack() == []
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("modelprof")]
@@ -280,7 +280,7 @@ def nothing_stays() -> None:
 
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: Any) -> Callable[[Any], Outcome]:
-    """What the user raises → what a fit without the callback comes to."""
+    """Outcome of a fit without the callback, per error that the user raises."""
     outcomes: dict[Any, Outcome] = {}
 
     def get(raises: Any) -> Outcome:
@@ -293,7 +293,7 @@ def truth(tmp_path_factory: Any) -> Callable[[Any], Outcome]:
 
 @pytest.fixture(autouse=True)
 def left_clean() -> Any:
-    """Lightning ignores Ctrl-C from the first one on; and a test that fails is to fail alone."""
+    """Restore Ctrl-C, which Lightning ignores after the first, and keep a failure from spreading."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -303,7 +303,7 @@ def left_clean() -> Any:
 
 
 class Broken:
-    """A function that fails at a certain call, and counts its failures."""
+    """Makes a function fail at a given call, and counts the failures."""
 
     def __init__(self, monkeypatch: Any, place: Place, error: str) -> None:
         self.failures = 0
@@ -323,10 +323,10 @@ class Broken:
 ALL = ("error", "disk full", "memory", "recursion")
 TWO = ("error", "ctrl-c")
 TIMING_ONLY = {"flops": False, "steps": None, "active": 0}
-"""All steps but the first are clean, so that there is something to log."""
+"""All steps except the first are clean, so there are figures to log."""
 
 PLACES = {
-    # setup, when all that is refused on purpose has been checked
+    # setup, after the arguments have been checked
     "setup: session": Place(Session, "__init__", steps=None, errors=ALL),
     "setup: delegate": Place(trainer_loop, "make_delegate", steps=None),
     "setup: device clock": Place(step_times, "device_clock", steps=None),
@@ -359,7 +359,7 @@ PLACES = {
     "on_exception: report": Place(Results, "_make_report", raises=ValueError, steps=8),
     "on_exception: close": Place(Session, "close", 2, raises=ValueError, steps=8, status="failed"),
     "teardown": Place(Session, "close", 2, status="finished", errors=ALL),
-    # The delegate: actions, and what they mean
+    # The delegate: actions and their effects
     "action: name": Place(classify.Classifier, "_make", 12, steps=0),
     "action: fetch begins": Place(actions.FetchAction, "__enter__", 4, steps=2, errors=TWO),
     "action: fetch ends": Place(actions.FetchAction, "__exit__", 4, steps=3),
@@ -429,8 +429,10 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("place", "error"), CELLS)
-def test_a_fault_in_a_fit(tmp_path: Any, monkeypatch: Any, truth: Any, place: Place, error: str) -> None:
-    monkeypatch.setattr(sampler, "MIN_INTERVAL_NS", 2_000_000)  # the fit is a short one
+def test_fault_does_not_change_fit(
+    tmp_path: Any, monkeypatch: Any, truth: Any, place: Place, error: str
+) -> None:
+    monkeypatch.setattr(sampler, "MIN_INTERVAL_NS", 2_000_000)  # as the fit is short
     callback = make_callback(
         tmp_path,
         **(EVERYTHING | place.arguments),
@@ -441,13 +443,13 @@ def test_a_fault_in_a_fit(tmp_path: Any, monkeypatch: Any, truth: Any, place: Pl
         outcome = train(tmp_path, callback, raises=place.raises)
     assert broken.failures
 
-    if error == "ctrl-c":  # the user's own: it ends the training where it came, as it would without us
+    if error == "ctrl-c":  # from the user: it ends training right there, as without us
         assert isinstance(outcome.error, SystemExit)
         assert messages == []
         assert_same(expected.states[: len(outcome.states) - 1], outcome.states[:-1])
         if place.steps is not None:
             run = load_run(tmp_path / "modelprof")
-            is_saved = place.status == "finished"  # it came when all had been saved
+            is_saved = place.status == "finished"  # it came after everything was saved
             assert run.info.status == ("finished" if is_saved else "interrupted")
             assert len(run.ranks[0].steps) == place.steps
         return
@@ -483,7 +485,7 @@ LOOP_PLACES = {
 
 
 def evaluate(folder: Any, loop: str, *callbacks: Any) -> tuple[Any, dict[str, Any]]:
-    """What a loop returns, and where the random generators are then."""
+    """Results of a loop, and the states of the random generators after it."""
     seed_everything(11, verbose=False)
     module = Noisy()
     trainer = make_trainer(folder, *callbacks)
@@ -500,11 +502,11 @@ def evaluate(folder: Any, loop: str, *callbacks: Any) -> tuple[Any, dict[str, An
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: Any) -> dict[str, Any]:
-    """Loop → its outcome without the callback."""
+    """Outcome of each loop without the callback."""
     return {loop: evaluate(tmp_path_factory.mktemp(loop), loop) for loop in LOOPS}
 
 
-# Each place in one loop, and all of them in turn; the hooks are the same functions in all three.
+# Each place in one loop, in turn, as all three loops share the same hooks.
 LOOP_CELLS = [
     pytest.param(place, LOOPS[number % 3], id=f"{LOOPS[number % 3]}: {name}")
     for number, (name, place) in enumerate(LOOP_PLACES.items())
@@ -512,7 +514,7 @@ LOOP_CELLS = [
 
 
 @pytest.mark.parametrize(("place", "loop"), LOOP_CELLS)
-def test_a_fault_in_another_loop(
+def test_fault_does_not_change_other_loops(
     tmp_path: Any, monkeypatch: Any, results: Any, place: Place, loop: str
 ) -> None:
     callback = make_callback(tmp_path, flops=True, sampling=True, active=0, peak_flops_per_s=1e12)
@@ -532,7 +534,7 @@ def test_a_fault_in_another_loop(
     "place", ["on_train_start", "step ends", "on_train_batch_start: samples", "report.json"]
 )
 @pytest.mark.logs_warnings
-def test_warnings_that_are_errors_do_not_end_the_training(
+def test_warnings_as_errors_do_not_end_training(
     tmp_path: Any, monkeypatch: Any, caplog: Any, truth: Any, place: str
 ) -> None:
     callback = make_callback(tmp_path, **EVERYTHING)
@@ -548,11 +550,11 @@ def test_warnings_that_are_errors_do_not_end_the_training(
     assert PLACES[place].message in record.getMessage()
 
 
-# Beside a profiler of the user's own
+# With a user's profiler
 
 
-def test_a_fault_beside_the_users_own_profiler(tmp_path: Any, monkeypatch: Any) -> None:
-    """It hears of every action, also of the one in which ours failed, and of those after it."""
+def test_users_profiler_is_unaffected_by_our_fault(tmp_path: Any, monkeypatch: Any) -> None:
+    """It receives every action, including the one in which ours failed and all later ones."""
     durations = []
     for is_measured in (False, True):
         trainer = make_trainer(
@@ -570,7 +572,7 @@ def test_a_fault_beside_the_users_own_profiler(tmp_path: Any, monkeypatch: Any) 
 
 
 class Broke(SimpleProfiler):
-    """The user's own, and broken."""
+    """A broken user profiler."""
 
     def stop(self, action_name: str) -> None:
         if action_name.endswith("train_dataloader_next"):
@@ -579,7 +581,7 @@ class Broke(SimpleProfiler):
 
 
 @pytest.mark.parametrize("is_measured", [False, True])
-def test_an_error_of_the_users_profiler_is_the_users(tmp_path: Any, is_measured: bool) -> None:
+def test_error_in_users_profiler_reaches_user(tmp_path: Any, is_measured: bool) -> None:
     callbacks = [make_callback(tmp_path, active=0)] if is_measured else []
     with pytest.raises(Fault, match="of the user"):
         fit_quietly(make_trainer(tmp_path, *callbacks, profiler=Broke()), Net(), loader())

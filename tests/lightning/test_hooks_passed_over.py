@@ -1,4 +1,4 @@
-"""Hooks in which our callback has nothing to do: Lightning passes over them while a fit runs."""
+"""Tests that Lightning skips our callback's hooks while they have no work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("flops", [False, True])
-def test_hooks_without_work_are_passed_over(tmp_path, flops):
+def test_hooks_without_work_are_skipped(tmp_path, flops):
     callback = make_callback(tmp_path, active=0, flops=flops)
     watched, module = Watched(callback), Net()
     module.on_train_batch_start = watched.look
@@ -36,7 +36,7 @@ def test_hooks_without_work_are_passed_over(tmp_path, flops):
 
 
 @pytest.mark.parametrize("is_on_object", [False, True])
-def test_a_hook_of_the_users_is_called(tmp_path, is_on_object):
+def test_overridden_hook_is_called(tmp_path, is_on_object):
     calls = []
     callback = make_callback(tmp_path, active=0)
     if is_on_object:
@@ -53,7 +53,7 @@ def test_a_hook_of_the_users_is_called(tmp_path, is_on_object):
 
 
 class Around(Callback):
-    """Calls the hooks of another one, which Lightning does not know of."""
+    """Calls the hooks of a callback that Lightning doesn't know."""
 
     def __init__(self, inner):
         self.inner = inner
@@ -74,7 +74,7 @@ class Around(Callback):
         self.inner.on_train_end(*given)
 
 
-def test_who_calls_the_hooks_itself_finds_them(tmp_path):
+def test_hooks_exist_for_other_callers(tmp_path):
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, Around(callback)), Net(), loader())
     assert len(callback.run.ranks[0].steps) > 1

@@ -1,4 +1,4 @@
-"""However a loop ends, the process and the user's objects are as they would be without the callback."""
+"""Tests that however a loop ends, the callback leaves no changes in the process or the user's objects."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ from tests.support.leftovers import differences, things_of, things_of_process
 pytestmark = [pytest.mark.slow, pytest.mark.skipif("not __import__('os').path.isdir('/proc/self/fd')")]
 
 EVERYTHING = {"steps": (5, 7), "flops": True, "sampling": True, "peak_flops_per_s": 1e12}
-"""Step 1 is counted, in 2 to 4 modules are timed, 5 and 6 are in a window."""
+"""Step 1 is counted, modules are timed in steps 2 to 4, and steps 5 and 6 are in a window."""
 
 Ours = Callable[[], list[Any]]
-"""Makes our callbacks, or none."""
+"""Creates our callbacks, or none."""
 
 Way = Callable[[Any, Ours], Iterator[Any]]
-"""Gives what a loop is made of, and then runs it."""
+"""Yields the objects of a loop, then runs it."""
 
 
 class Pruned(Exception):
-    """As of a tuner of hyperparameters, which ends a trial by it."""
+    """Like the exception with which a hyperparameter tuner ends a trial."""
 
 
 class Fails(Callback):
-    """Raises in one hook, at one batch where that has batches."""
+    """Raises in one hook, from batch ``at`` on if given."""
 
     def __init__(self, hook: str, error: type[BaseException] = ValueError, at: int = 0) -> None:
         def fail(trainer: Any, *_: Any, **__: Any) -> None:
@@ -62,7 +62,7 @@ class Fails(Callback):
 
 
 class FailingNet(Net):
-    """Raises in one of its methods, at one batch where that has batches."""
+    """Raises in one of its methods, from batch ``at`` on if given."""
 
     def __init__(self, method: str, error: type[BaseException] = ValueError, at: int = 0) -> None:
         super().__init__()
@@ -85,12 +85,12 @@ class FailingNumbers(Numbers):
 
 @pytest.fixture(autouse=True)
 def own_places(tmp_path, monkeypatch):
-    """Other processes put files in /tmp, and Ctrl-C leaves a handler of Lightning's.
+    """Use a private directory for temporary files, as others write to /tmp, and restore signal handlers.
 
-    Whether something was frozen is told by who did it: the garbage collector takes long to count what is.
+    Record the callers of gc.freeze, as counting frozen objects is slow.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # for workers to end
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.5)  # so that workers end sooner
     frozen: list[str] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.extend(traceback.format_stack()))
     monkeypatch.setattr(gc, "unfreeze", lambda: frozen.extend(traceback.format_stack()))
@@ -102,9 +102,9 @@ def own_places(tmp_path, monkeypatch):
 
 
 def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any], str]:
-    """What has changed, the callbacks that were there, and the error with which it ended."""
+    """Changes that a loop left, our callbacks, and the error that ended it."""
     seed_everything(3, verbose=False)
-    # A worker's socket lies in it, and its path may have no more than 107 letters.
+    # It holds a worker's socket, whose path may have at most 107 characters.
     tempfile.tempdir = tempfile.mkdtemp(prefix="mp", dir="/tmp")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     made: list[Any] = []
@@ -114,7 +114,7 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
     error = ""
     try:
         next(going, None)
-    except BaseException as caught:  # as in a notebook, which goes on
+    except BaseException as caught:  # as in a notebook, which continues
         error = repr(caught)
     going.close()
     after = things_of_process() | (things_of(*objects) if objects else {})
@@ -125,11 +125,11 @@ def left_by(way: Way, folder: Any, ours: Ours) -> tuple[dict[Any, Any], list[Any
 
 
 _LEFT_WITHOUT: dict[Way, tuple[dict[Any, Any], str]] = {}
-"""What a way leaves without our callback, and how it ends; that is the same each time."""
+"""Changes and error of each way without our callback, which are always the same."""
 
 
 def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool = True) -> list[Any]:
-    """The way leaves no more with our callback than without it."""
+    """Check that the way leaves the same with our callback as without it."""
     ours = ours or (lambda: [make_callback(folder, **EVERYTHING)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -141,7 +141,7 @@ def check(way: Way, folder: Any, ours: Ours | None = None, *, ends_alike: bool =
         without, error = _LEFT_WITHOUT[way]
         left, callbacks, error_with = left_by(way, folder, ours)
     stays = {name: one for name, one in left.items() if one != without.get(name)}
-    if not ends_alike:  # Lightning leaves its handlers after Ctrl-C, which there was with ours alone
+    if not ends_alike:  # Lightning leaves its handlers after Ctrl-C, which only happened with ours
         stays = {name: one for name, one in stays.items() if name[0] != "signal handlers"}
     assert not stays, stays
     assert error == error_with or not ends_alike
@@ -179,7 +179,7 @@ class Stops(Callback):
 
 
 class Terminates(Callback):
-    """A job scheduler's signal, which Lightning turns into an exception."""
+    """Sends a job scheduler's signal, which Lightning turns into an exception."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 5:
@@ -203,7 +203,7 @@ def twice(trainer: Any, *args: Any) -> None:
 
 
 def nested(trainer: Any, module: Any, data: Any, val: Any) -> None:
-    """With the same callbacks, at a batch that is counted, timed, or in a window."""
+    """Fit with the same callbacks inside batches that are counted, timed and in a window."""
     inner = make_trainer(trainer.default_root_dir, *trainer.callbacks)
 
     def begin(batch_idx: int) -> None:
@@ -222,7 +222,7 @@ def find_rate(trainer: Any, module: Any, data: Any, val: Any) -> None:
 
 
 def interrupted_report(trainer: Any, *args: Any) -> None:
-    """Ctrl-C while the report is made."""
+    """Raise Ctrl-C while the report is built."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "finish", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         fit_quietly(trainer, *args)
@@ -269,7 +269,7 @@ ENDS: dict[str, Way] = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_nothing_stays(tmp_path, name):
+def test_every_way_to_end_leaves_nothing(tmp_path, name):
     check(ENDS[name], tmp_path, ends_alike=name != "ctrl-c in the report")
 
 
@@ -284,7 +284,7 @@ METHODS = ("training_step", "backward", "optimizer_step", "validation_step")
 
 
 def at_batches(hook: str) -> tuple[int, ...]:
-    """In the counted step, in one whose modules are timed, and in the window."""
+    """The counted step, a timed step and a step in the window, if the hook has batches."""
     return (1, 2, 5) if "train_batch" in hook or "_before_" in hook or hook == "on_after_backward" else (0,)
 
 
@@ -293,7 +293,7 @@ ORDERS = itertools.cycle(["before ours", "after ours"])
 
 
 @pytest.mark.parametrize(("hook", "at", "order"), [(*one, next(ORDERS)) for one in PLACES], ids=str)
-def test_nothing_stays_after_an_error_in_a_callback(tmp_path, hook, at, order):
+def test_error_in_another_callback_leaves_nothing(tmp_path, hook, at, order):
     failing = Fails(hook, at=at)
     check(fit(failing) if order == "before ours" else fit(after=[failing]), tmp_path)
 
@@ -306,7 +306,7 @@ def test_nothing_stays_after_an_error_in_a_callback(tmp_path, hook, at, order):
         *((method, 2, error) for method in METHODS for error in (KeyboardInterrupt, SystemExit)),
     ],
 )
-def test_nothing_stays_after_an_error_in_the_module(tmp_path, method, at, error):
+def test_error_in_module_leaves_nothing(tmp_path, method, at, error):
     check(fit(module=lambda: FailingNet(method, error, at)), tmp_path)
 
 
@@ -332,7 +332,7 @@ OUR_PLACES = {
         *zip(OUR_PLACES, itertools.cycle([MemoryError, KeyboardInterrupt]), strict=False),
     ],
 )
-def test_nothing_stays_after_an_error_of_ours(tmp_path, monkeypatch, place, error):
+def test_internal_error_leaves_nothing(tmp_path, monkeypatch, place, error):
     owner, name, at = OUR_PLACES[place]
     original, calls = getattr(owner, name), []
 
@@ -351,21 +351,21 @@ def test_nothing_stays_after_an_error_of_ours(tmp_path, monkeypatch, place, erro
 @pytest.mark.parametrize(
     "name", ["normal", "pruned", "error in a worker", "two fits", "ctrl-c in the report"]
 )
-def test_nothing_stays_of_the_process_that_analyzes_traces(tmp_path, name):
+def test_helper_process_leaves_nothing(tmp_path, name):
     check(ENDS[name], tmp_path, ends_alike=name != "ctrl-c in the report")
 
 
-def test_nothing_stays_where_we_refuse(tmp_path):
+def test_rejected_callbacks_leave_nothing(tmp_path):
     two = [make_callback(tmp_path, **EVERYTHING), make_callback(tmp_path, active=0)]
     check(NORMAL, tmp_path, lambda: two, ends_alike=False)
 
 
-def test_nothing_stays_of_a_callback_that_is_there_twice(tmp_path):
+def test_repeated_callback_leaves_nothing(tmp_path):
     [callback, _, _] = check(NORMAL, tmp_path, lambda: 3 * [make_callback(tmp_path, **EVERYTHING)])
     assert callback.run.info.status == "finished"
 
 
-def test_nothing_stays_of_the_profiler(tmp_path):
+def test_profiler_leaves_nothing(tmp_path):
     def way(folder, ours):
         profiler = (
             ModelProfiler(**grouped({"dirpath": folder / "modelprof", **EVERYTHING})) if ours() else None
@@ -380,8 +380,8 @@ def test_nothing_stays_of_the_profiler(tmp_path):
 
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 @pytest.mark.parametrize("ends", ["close", "error", "del"])
-def test_nothing_stays_of_a_loop_of_ones_own(tmp_path, at, ends):
-    """A generator that is closed in the middle of a step."""
+def test_plain_loop_leaves_nothing(tmp_path, at, ends):
+    """The loop is in a generator that ends in the middle of a step."""
 
     def train(folder, is_measured, module, data):
         profiler = LoopProfiler(module, **grouped({"dirpath": folder / "own", **EVERYTHING}))
@@ -410,8 +410,8 @@ def test_nothing_stays_of_a_loop_of_ones_own(tmp_path, at, ends):
     check(way, tmp_path, lambda: [make_callback(tmp_path)])
 
 
-def test_a_leftover_is_found(tmp_path):
-    """Of each kind that could be left, or this would find nothing."""
+def test_leftovers_are_found(tmp_path):
+    """The comparison detects each kind of leftover."""
 
     class Leaves(Callback):
         def on_train_end(self, trainer: Any, module: Any) -> None:

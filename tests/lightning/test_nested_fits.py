@@ -1,4 +1,4 @@
-"""Loops inside loops, and beside them in threads, with one callback object."""
+"""Tests nested loops, and loops in another thread, with one callback object."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 class Inner(Callback):
-    """Runs another trainer with the given callbacks at one hook of a fit."""
+    """Runs another trainer with the given callbacks in one hook of a fit."""
 
     def __init__(self, folder, ours, hook, run=None):
         self.folder, self.ours, self.run = folder, ours, run or self.fit
@@ -40,11 +40,11 @@ class Inner(Callback):
 
 
 class InStep(Net):
-    """Calls something in each ``training_step``."""
+    """Starts an inner loop in batches 2 and 5."""
 
     def __init__(self, inside):
         super().__init__(dropout=0.5)
-        self.inside = [inside]  # no module of it
+        self.inside = [inside]  # in a list, so that it isn't registered
 
     def training_step(self, batch, batch_idx):
         if self.trainer.state.fn == "fit" and batch_idx in {2, 5}:
@@ -53,7 +53,7 @@ class InStep(Net):
 
 
 def nested(folder, hook, *, is_measured, run=None, **kwargs):
-    """A fit of two epochs of eight steps with fits inside it; returns what came of both."""
+    """Fit two epochs of eight steps with inner fits; return our callbacks, inner loops and weights."""
     seed_everything(5, verbose=False)
     ours = [make_callback(folder, **kwargs)] if is_measured else []
     inside = Inner(folder, ours, hook, run)
@@ -68,18 +68,18 @@ def nested(folder, hook, *, is_measured, run=None, **kwargs):
 
 
 @pytest.mark.parametrize("hook", ["training_step", "on_train_epoch_end", "on_train_start", "on_fit_start"])
-def test_each_fit_has_its_report_and_the_outer_one_is_the_callbacks_in_the_end(tmp_path, hook):
+def test_nested_fits_have_reports_and_callback_keeps_outer_one(tmp_path, hook):
     num_inner = {"training_step": 4, "on_train_epoch_end": 2}.get(hook, 1)
     with our_warnings() as messages:
         [callback], inside, weights = nested(
             tmp_path / "a", hook, is_measured=True, active=2, sampling=True, flops=True, peak_flops_per_s=1e9
         )
-    # torch has one profiler: a window of the inner fit is refused while one of the outer fit is open.
+    # torch has one profiler, so the inner fit can't open a window while the outer one's is open.
     assert all("window 0 was not recorded" in message for message in messages)
     _, _, without = nested(tmp_path / "b", hook, is_measured=False)
     assert all(torch.equal(one, other) for one, other in zip(weights, without, strict=True))
 
-    # The outer fit is set up first; its folder is claimed when it begins to train.
+    # The outer fit is set up first, but claims its directory when it starts training.
     is_outer_last = hook == "on_fit_start"
     outer_name = "modelprof/fit_2" if is_outer_last else "modelprof"
     outer = load_run(tmp_path / "a" / outer_name)
@@ -97,7 +97,7 @@ def test_each_fit_has_its_report_and_the_outer_one_is_the_callbacks_in_the_end(t
     assert (callback._session, callback._trainer, callback._outer_loops) == (None, None, [])
 
 
-def test_a_validation_of_another_trainer_inside_a_fit(tmp_path):
+def test_validation_inside_fit_has_its_own_run(tmp_path):
     [callback], _, _ = nested(
         tmp_path,
         "on_train_epoch_end",
@@ -111,7 +111,7 @@ def test_a_validation_of_another_trainer_inside_a_fit(tmp_path):
 
 
 class Fails(Callback):
-    """Raises in training, and again when it is told of that, so that who comes later is not told."""
+    """Raises in training and again in on_exception, so that later callbacks don't get on_exception."""
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         raise ValueError("of the user")
@@ -121,7 +121,7 @@ class Fails(Callback):
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_an_inner_fit_that_fails_leaves_the_outer_one_measured(tmp_path, is_told):
+def test_failed_inner_fit_does_not_affect_outer_one(tmp_path, is_told):
     def fit(trainer, module):
         failing = Fails()
         if is_told:
@@ -135,7 +135,7 @@ def test_an_inner_fit_that_fails_leaves_the_outer_one_measured(tmp_path, is_told
     assert load_run(tmp_path / "modelprof/fit_2").info.status == "failed"
 
 
-def test_an_exception_of_the_inner_fit_ends_both(tmp_path):
+def test_exception_in_inner_fit_ends_both(tmp_path):
     def fit(trainer, module):
         module.at_batch = lambda number: 1 / (1 - number)
         fit_quietly(trainer, module, loader(6))
@@ -147,7 +147,7 @@ def test_an_exception_of_the_inner_fit_ends_both(tmp_path):
         assert (run.info.status, run.ranks[0].num_steps) == ("failed", steps), name
 
 
-def test_a_copy_from_within_an_inner_fit_knows_of_no_loop(tmp_path):
+def test_copy_made_in_inner_fit_has_no_loop(tmp_path):
     copies = []
 
     def fit(trainer, module):
@@ -160,8 +160,8 @@ def test_a_copy_from_within_an_inner_fit_knows_of_no_loop(tmp_path):
     assert [(one._session, one._trainer, one._outer_loops) for one in copies] == [(None, None, [])] * 2
 
 
-def test_a_callback_that_measures_in_another_thread_is_refused(tmp_path):
-    """The fit that runs goes on and is measured."""
+def test_callback_measuring_in_another_thread_is_rejected(tmp_path):
+    """The running fit continues to be measured."""
     errors: list[BaseException] = []
     callback = make_callback(tmp_path, active=0)
 

@@ -1,4 +1,4 @@
-"""What Lightning accepts never ends a training because of the callback: loggers, addresses, loaders, ..."""
+"""Tests that the callback trains with everything Lightning accepts: odd loggers, URLs, loaders, ..."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_STEPS = 8
 
 
 class Odd(Logger):
-    """A logger whose properties are whatever a test wants; an exception is raised."""
+    """A logger with given properties. A property that is an exception is raised."""
 
     def __init__(self, **properties):
         super().__init__()
@@ -59,14 +59,14 @@ class Endless(IterableDataset):
 
 
 class Generator:
-    """A loader that is anything to iterate over."""
+    """A loader that is just an iterable."""
 
     def __iter__(self):
         return (([torch.rand(2, 8), torch.rand(2)]) for _ in range(NUM_STEPS))
 
 
 class OddNames(Callback):
-    """It cannot be compared, and has an odd name."""
+    """Can't be compared, and has an odd state key."""
 
     @property
     def state_key(self):
@@ -83,7 +83,7 @@ class MockedMethods(Callback):
     on_train_batch_end = MagicMock()
 
 
-# Name → what is given to the Trainer and to fit, and what the one warning has to say of it: "" for none.
+# Name → arguments of the Trainer and fit, and part of the only warning ("" for no warning).
 ADDRESS = "isn't on this machine"
 NO_PATH = "isn't a path but a"
 FAILED = "the run's directory is unknown"
@@ -127,7 +127,7 @@ TABLE = {
 
 
 def train(folder, given, callback):
-    """Weights after a fit with what a row of the table gives."""
+    """Weights after a fit with the arguments of a table row."""
     given = dict(given() if callable(given) else given)
     data = given.pop("loader", None)
     if data is None:
@@ -142,7 +142,7 @@ def train(folder, given, callback):
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_what_lightning_accepts_is_trained(tmp_path, monkeypatch, name):
+def test_odd_arguments_do_not_affect_training(tmp_path, monkeypatch, name):
     given, said = TABLE[name]
     monkeypatch.chdir(tmp_path)
     expected = train(tmp_path / "runs", given, None)
@@ -168,7 +168,7 @@ def test_what_lightning_accepts_is_trained(tmp_path, monkeypatch, name):
     assert archive.parent.name == "modelprof"
 
 
-def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
+def test_unwritable_working_directory_is_replaced(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -186,14 +186,14 @@ def test_a_working_folder_that_cannot_be_written(tmp_path, monkeypatch):
     assert (folder / "run.json").is_file()
 
 
-def test_an_address_that_is_asked_for_is_refused(tmp_path):
+def test_remote_dirpath_is_rejected(tmp_path):
     callback = ModelProfCallback(dirpath="memory://runs", report={"terminal": False})
     with pytest.raises(ConfigError, match="expected a local directory for files, got memory://runs"):
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(4))
 
 
 @pytest.mark.parametrize("loop", ["validate", "test", "predict"])
-def test_other_loops_of_a_run_at_an_address(tmp_path, monkeypatch, loop):
+def test_other_loops_with_remote_root_save_locally(tmp_path, monkeypatch, loop):
     monkeypatch.chdir(tmp_path)
 
     class Evaluated(Net):

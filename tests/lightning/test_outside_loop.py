@@ -1,4 +1,4 @@
-"""What passes around the loop, under a fake clock: injected costs come back to the nanosecond."""
+"""Tests the times outside the loop with a fake clock: injected costs are found to the nanosecond."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AFTER = ("on_train_end", "on_fit_end", "teardown")
 
 
 class Costs:
-    """Lets time pass, each time another one, and keeps the account by name."""
+    """Advances the clock by a different time on each call, and sums the times by name."""
 
     def __init__(self):
         self.clock = FakeClock()
@@ -55,7 +55,7 @@ def hook(costs, name, make=lambda self: None):
 
 
 def module_of(package, costs, **more):
-    """At work in all of its hooks around the loop."""
+    """Module that spends time in all of its hooks outside the loop."""
 
     class Net(package.LightningModule):
         def __init__(self):
@@ -82,7 +82,7 @@ def module_of(package, costs, **more):
 
 
 def callback_of(package, costs):
-    """Another one, that is set up before ours."""
+    """Another callback, set up before ours."""
 
     class Other(package.Callback):
         state_key = "Other{'monitor': 'a.b'}"
@@ -102,7 +102,7 @@ def arguments(**more):
 
 
 def fit(package, costs, module=None, *, is_profiler=True, raises=None, **more):
-    """One fit; returns who measured."""
+    """Run one fit; return the profiler or callback."""
     measures = (ModelProfiler if is_profiler else ModelProfCallback)(**arguments(**more))
     (measures.callback if is_profiler else measures)._clock = costs.clock
     mine = {"profiler": measures} if is_profiler else {}
@@ -122,7 +122,7 @@ def fit(package, costs, module=None, *, is_profiler=True, raises=None, **more):
 
 
 def times_of(actions):
-    """Label → time, without what took none and the gaps."""
+    """Time per label, without gaps and zero times."""
     return {one.label: one.total_ns for one in actions if one.total_ns}
 
 
@@ -150,11 +150,11 @@ WHOLE_BEFORE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_profiler_sees_all(package):
+def test_profiler_measures_everything_outside_loop(package):
     costs = Costs()
     profiler = fit(package, costs)
     assert times_of(rows(profiler, is_before=True)) == spent(costs, *WHOLE_BEFORE)
-    # Another callback's on_train_end that comes before ours is in the loop.
+    # on_train_end of a callback before ours is part of the loop.
     after = [name for name in of_both(*AFTER) if name != "Other.on_train_end"]
     assert times_of(rows(profiler, is_before=False)) == spent(costs, *after)
     around = analysis_of_run(profiler).outside_loop
@@ -171,7 +171,7 @@ def test_the_profiler_sees_all(package):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_callback_sees_from_its_setup_to_the_loop(package):
+def test_callback_measures_from_its_setup_to_loop(package):
     costs = Costs()
     callback = fit(package, costs, is_profiler=False)
     unseen = {"Net.prepare_data", "Other.setup"}
@@ -183,7 +183,7 @@ def test_the_callback_sees_from_its_setup_to_the_loop(package):
 
 
 @pytest.mark.slow
-def test_a_loop_that_fails_keeps_what_came_before():
+def test_failed_loop_keeps_times_before_it():
     costs = Costs()
 
     def training_step(self, batch, batch_idx):
@@ -201,7 +201,7 @@ def test_a_loop_that_fails_keeps_what_came_before():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["on_fit_end", "teardown"])
-def test_what_fails_after_the_loop_is_seen_until_then(name):
+def test_failure_after_loop_keeps_earlier_times(name):
     costs = Costs()
 
     def fail(self, *args, **kwargs):
@@ -216,7 +216,7 @@ def test_what_fails_after_the_loop_is_seen_until_then(name):
 
 
 @pytest.mark.slow
-def test_what_fails_before_the_loop_has_no_report():
+def test_failure_before_loop_gives_no_report():
     costs = Costs()
 
     def fail(self, *args):
@@ -228,8 +228,8 @@ def test_what_fails_before_the_loop_has_no_report():
 
 
 @pytest.mark.slow
-def test_every_loop_has_its_own(tmp_path):
-    """The files of the first one keep what came after it, whatever the process runs then."""
+def test_every_loop_has_its_own_outside_times(tmp_path):
+    """The first loop's files keep the times after it, whatever the process runs later."""
     costs = Costs()
     profiler = fit(lightning, costs, files=True, dirpath=tmp_path / "run")
     first = profiler.run
@@ -245,7 +245,7 @@ def test_every_loop_has_its_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_loading_a_checkpoint_is_the_gap_before_the_next_action(tmp_path):
+def test_loading_checkpoint_is_gap_between_actions(tmp_path):
     costs = Costs()
 
     class Loading(TorchCheckpointIO):
@@ -266,7 +266,7 @@ def test_loading_a_checkpoint_is_the_gap_before_the_next_action(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_an_older_version_opens(tmp_path):
+def test_run_from_older_version_opens(tmp_path):
     profiler = fit(lightning, Costs(), files=True, dirpath=tmp_path / "run")
     path = tmp_path / "run" / "run.json"
     saved = json.loads(path.read_text())
@@ -278,7 +278,7 @@ def test_a_run_of_an_older_version_opens(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["finish", "loop_ends"])
-def test_an_error_of_ours_warns_once_and_steps_aside(monkeypatch, name):
+def test_internal_error_warns_once_and_drops_times(monkeypatch, name):
     def fail(*args):
         raise ZeroDivisionError
 
@@ -292,7 +292,7 @@ def test_an_error_of_ours_warns_once_and_steps_aside(monkeypatch, name):
 # The clock alone
 
 
-def test_the_outermost_counts_and_an_action_without_an_end_shifts_nothing():
+def test_open_actions_shift_nothing_and_only_outermost_count():
     clock = FakeClock()
     outside = OutsideLoopClock(clock)
 
@@ -307,7 +307,7 @@ def test_the_outermost_counts_and_an_action_without_an_end_shifts_nothing():
     at("end", "b")
     at("end", "a", 16)
     at("end", "never begun")
-    at("begin", "c", 32)  # has no end
+    at("begin", "c", 32)  # never ends
     at("begin", "d", 64)
     outside.loop_begins(clock.now_ns)
     at("begin", "of the loop", 128)

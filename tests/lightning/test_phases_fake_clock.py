@@ -1,7 +1,7 @@
-"""A real ``Trainer.fit`` under a fake clock: every phase of every step, to the nanosecond.
+"""Tests every phase of every step to the nanosecond, in a real ``Trainer.fit`` with a fake clock.
 
-What is expected is what the user code of ``tests/support/bench.py`` says that it spent. ``Bench.fit`` also
-sees after every fit that the trainer's profiler is the original one and nothing of ours is left anywhere.
+Expected times are those that user code in ``tests/support/bench.py`` reports spending. After every fit,
+``Bench.fit`` also checks that the trainer has its original profiler back and that we left nothing behind.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from tests.support.bench import (
     remains,
 )
 
-# Lightning's advice (workers, loggers, ...) is not the subject.
+# Lightning's advice (workers, loggers, ...) doesn't matter here.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore::UserWarning:pytorch_lightning"),
@@ -67,7 +67,7 @@ def bench() -> Bench:
 
 
 def everything(bench: Bench) -> dict[str, Any]:
-    """Trainer's arguments for a run with callbacks on both sides of ours and a logger."""
+    """Trainer arguments for a run with a logger and callbacks before and after ours."""
     return {
         "before": (CostlyCallback(bench.truth),),
         "after": (CostlyCallback(bench.truth),),
@@ -77,7 +77,7 @@ def everything(bench: Bench) -> dict[str, Any]:
 
 
 class LoggingModel(HookedModel):
-    """Logs a metric at every step, so that the logger has something to do."""
+    """Logs a metric at every step, so that the logger is used."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loss = super().training_step(batch, batch_idx)
@@ -88,33 +88,33 @@ class LoggingModel(HookedModel):
 # Ways to optimize
 
 
-def test_plain_model(bench):
+def test_plain_model_has_only_its_own_phases(bench):
     bench.fit(PlainModel(bench.truth), bench.data())
     bench.check(num_steps=3)
     assert set(bench.truth.steps[1]) == {"dataloader", "forward", "zero_grad", "backward", "optimizer"}
 
 
 @pytest.mark.parametrize("interval", ["step", "epoch"])
-def test_automatic_optimization_with_everything(bench, interval):
+def test_automatic_optimization_with_all_hooks(bench, interval):
     model = LoggingModel(bench.truth, scheduler_interval=interval)
     bench.fit(model, bench.data(), max_epochs=2, **everything(bench))
     bench.check(num_steps=6)
     assert bench.has_tag(StepTag.FIRST_OF_EPOCH) == [True, False, False, True, False, False]
     assert bench.truth.steps[3]["dataloader_init"] > 0
     assert bench.truth.steps[1]["logging"] > 0
-    assert bench.truth.steps[2]["profiler"] > 0  # the same logger with our own figures of clean steps
+    assert bench.truth.steps[2]["profiler"] > 0  # the same logger with our figures for clean steps
     assert bench.truth.steps[3]["epoch_turn"] > 0  # the logger's point at the epoch's end
     bench.check_callback_times()
 
 
-def test_manual_optimization(bench):
+def test_manual_optimization_is_measured(bench):
     bench.fit(ManualModel(bench.truth), bench.data(), max_epochs=2, **everything(bench))
     bench.check(num_steps=6)
-    assert "zero_grad" not in bench.truth.steps[1]  # no action brackets it: part of forward
+    assert "zero_grad" not in bench.truth.steps[1]  # no action covers it, so it's part of forward
 
 
 class GAN(HookedModel):
-    """Two optimizers, each toggled, with a backward and a step of its own."""
+    """Two toggled optimizers, each with its own backward and step."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__(truth)
@@ -137,7 +137,7 @@ class GAN(HookedModel):
         return [CostlySGD(self.truth, layer.parameters(), "forward") for layer in layers]
 
 
-def test_gan_with_two_optimizers(bench):
+def test_two_optimizers_of_gan_are_measured(bench):
     bench.fit(GAN(bench.truth), bench.data(), **everything(bench))
     bench.check(num_steps=3)
     step = bench.truth.steps[1]
@@ -169,7 +169,7 @@ class CostlyLBFGS(torch.optim.LBFGS):
         return super().step(closure_and_more)
 
 
-def test_lbfgs_with_several_closures_per_step(bench):
+def test_lbfgs_with_multiple_closures_is_measured(bench):
     class LBFGSModel(HookedModel):
         def configure_optimizers(self):
             return CostlyLBFGS(self.truth, self.layer.parameters())
@@ -180,7 +180,7 @@ def test_lbfgs_with_several_closures_per_step(bench):
 
 
 @pytest.mark.parametrize("model_class", [PlainModel, LoggingModel])
-def test_gradient_accumulation(bench, model_class):
+def test_gradient_accumulation_tags_skipped_optimizer_steps(bench, model_class):
     model = model_class(bench.truth, scheduler_interval="step")
     arguments = everything(bench) if model_class is LoggingModel else {}
     bench.fit(model, bench.data(5), accumulate_grad_batches=2, **arguments)
@@ -189,7 +189,7 @@ def test_gradient_accumulation(bench, model_class):
 
 
 class CostlyPrecision(Precision):
-    """Costs time amid Lightning's own code: in clipping, and between the fetch and the transfer."""
+    """Takes time within Lightning's code: in clipping, and between the fetch and the transfer."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
@@ -204,7 +204,7 @@ class CostlyPrecision(Precision):
 
 
 @pytest.mark.parametrize("model_class", [PlainModel, HookedModel])
-def test_gradient_clipping(bench, model_class):
+def test_gradient_clipping_has_own_phase(bench, model_class):
     plugins = [CostlyPrecision(bench.truth)]
     bench.fit(model_class(bench.truth), bench.data(), gradient_clip_val=0.5, plugins=plugins)
     bench.check(num_steps=3)
@@ -212,7 +212,7 @@ def test_gradient_clipping(bench, model_class):
     assert [step["clip"] > 4 * MS for step in bench.truth.steps] == [True] * 3
 
 
-def test_bf16_mixed(bench):
+def test_bf16_mixed_is_measured(bench):
     bench.fit(HookedModel(bench.truth), bench.data(), precision="bf16-mixed", **everything(bench))
     bench.check(num_steps=3)
 
@@ -235,7 +235,7 @@ class CostlyScaler(torch.amp.GradScaler):
         super().update(new_scale)
 
 
-def test_16_mixed_with_a_step_skipped_for_infinite_gradients(bench):
+def test_16_mixed_step_skipped_for_infinite_gradients(bench):
     class Overflows(HookedModel):
         def training_step(self, batch, batch_idx):
             return self.loss(batch) * (float("inf") if batch_idx == 1 else 1.0)
@@ -246,10 +246,10 @@ def test_16_mixed_with_a_step_skipped_for_infinite_gradients(bench):
     )
     bench.check(num_steps=3)
     optimizer_ms = [step["optimizer"] // MS for step in bench.truth.steps]
-    assert optimizer_ms == [15, 4, 15]  # without the step itself only the scaler's time is left
+    assert optimizer_ms == [15, 4, 15]  # only the scaler's time is left when the step is skipped
 
 
-def test_training_step_returns_none(bench):
+def test_training_step_may_return_none(bench):
     class Abstains(HookedModel):
         def training_step(self, batch, batch_idx):
             loss = self.loss(batch)
@@ -264,7 +264,7 @@ def test_training_step_returns_none(bench):
 
 
 class SkipsEpoch(HookedModel):
-    """Skips the rest of the epoch at a batch, in the first epoch or in all."""
+    """Skips the rest of the epoch at a batch, in the first or in every epoch."""
 
     def __init__(self, truth: Truth, batch_idx: int, *, always: bool) -> None:
         super().__init__(truth)
@@ -277,14 +277,14 @@ class SkipsEpoch(HookedModel):
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_skipped_rest_of_epoch(bench, always):
+def test_skipped_rest_of_epoch_leaves_unfinished_steps(bench, always):
     model = SkipsEpoch(bench.truth, 1, always=always)
     bench.fit(model, bench.data(), max_epochs=2, **everything(bench))
     bench.check(num_steps=2 if always else 4)
     assert bench.record.unfinished_steps == (2 if always else 1)
 
 
-def test_first_epoch_skipped_at_its_first_batch(bench):
+def test_skipped_first_epoch_is_no_problem(bench):
     model = SkipsEpoch(bench.truth, 0, always=False)
     bench.fit(model, bench.data(), max_epochs=2, **everything(bench))
     bench.check(num_steps=3)
@@ -294,9 +294,9 @@ def test_first_epoch_skipped_at_its_first_batch(bench):
 @pytest.mark.parametrize(
     "where", ["dataset", "training_step", "backward", "validation", "callback", "logger"]
 )
-def test_exception_then_refit(where, monkeypatch):
-    """What is broken off is in no step, wherever that happens; the next fit is measured as if it were new."""
-    bench = Bench(log_every_n_steps=50)  # a logger that fails for our own points is another story
+def test_fit_after_exception_is_measured_again(where, monkeypatch):
+    """Wherever the exception occurs, the unfinished step doesn't count, and the next fit starts afresh."""
+    bench = Bench(log_every_n_steps=50)  # avoids logger failures at our own points
     spend, number = bench.truth.spend, {"dataset": 0}
 
     def break_off(phase: str, what: str) -> None:
@@ -331,7 +331,7 @@ def test_exception_then_refit(where, monkeypatch):
     assert bench.record.unfinished_steps == 0
 
 
-def test_keyboard_interrupt(bench):
+def test_keyboard_interrupt_ends_fit_as_interrupted(bench):
     class Interrupted(HookedModel):
         def training_step(self, batch, batch_idx):
             if batch_idx == 1:
@@ -342,7 +342,7 @@ def test_keyboard_interrupt(bench):
     try:
         bench.fit(Interrupted(bench.truth), bench.data(), raises=SystemExit, **everything(bench))
     finally:
-        signal.signal(signal.SIGINT, handler)  # Lightning has it ignored from here on
+        signal.signal(signal.SIGINT, handler)  # Lightning ignores it from now on
     assert bench.callback.run.info.status == "interrupted"
     bench.check(num_steps=1)
 
@@ -352,24 +352,24 @@ def test_keyboard_interrupt(bench):
 
 @pytest.mark.parametrize("model_class", [PlainModel, LoggingModel])
 def test_stream_without_length_is_prefetched(bench, model_class):
-    """The fetch in a step is that of the next batch; the last one finds nothing."""
+    """The fetch in a step gets the next batch; the last one finds none."""
     data = CostlyLoader(CostlyStream(bench.truth))
     arguments = everything(bench) if model_class is LoggingModel else {}
     bench.fit(model_class(bench.truth), data, max_epochs=2, **arguments)
     bench.check(num_steps=6)
     fetches = [step["dataloader"] // (3 * MS) for step in bench.truth.steps]
-    assert fetches == [1, 1, 1, 2, 1, 1]  # the very first fetch comes before training starts
+    assert fetches == [1, 1, 1, 2, 1, 1]  # the first fetch happens before training starts
 
 
-def test_combined_loader(bench):
+def test_combined_loader_is_measured(bench):
     data = CombinedLoader({"a": bench.data(3), "b": bench.data(2)}, "max_size_cycle")
     bench.fit(HookedModel(bench.truth), data, max_epochs=2, **everything(bench))
     bench.check(num_steps=6)
-    assert bench.truth.steps[2]["dataloader"] > 13 * MS  # the short loader begins anew inside the fetch
+    assert bench.truth.steps[2]["dataloader"] > 13 * MS  # the short loader restarts inside the fetch
 
 
 class FetchesItself(HookedModel):
-    """``training_step`` takes the iterator over batches."""
+    """``training_step`` takes the iterator of batches."""
 
     def training_step(self, dataloader_iter: Any) -> Tensor:
         self.truth.spend("forward", "training_step")
@@ -378,7 +378,7 @@ class FetchesItself(HookedModel):
 
 
 @pytest.mark.parametrize("ours_is_first", [True, False])
-def test_dataloader_iter(bench, ours_is_first):
+def test_training_step_with_dataloader_iter_is_measured(bench, ours_is_first):
     arguments = everything(bench)
     if ours_is_first:
         del arguments["before"]
@@ -387,7 +387,7 @@ def test_dataloader_iter(bench, ours_is_first):
     assert bench.record.unfinished_steps == 0
 
 
-def test_dataloader_iter_that_runs_dry_inside_training_step(bench):
+def test_dataloader_iter_may_end_inside_training_step(bench):
     data = CostlyLoader(CostlyStream(bench.truth))
     bench.fit(FetchesItself(bench.truth), data, max_epochs=2, **everything(bench))
     bench.check(num_steps=6)
@@ -395,7 +395,7 @@ def test_dataloader_iter_that_runs_dry_inside_training_step(bench):
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_batch_is_none(bench, missing):
+def test_batch_may_be_none(bench, missing):
     class WithHole(CostlyDataset):
         def __getitem__(self, index):
             item = super().__getitem__(index)
@@ -418,7 +418,7 @@ def test_batch_is_none(bench, missing):
     [(1, [True] * 4), (2, [False, True] * 2), (1.0, [False, False, False, True])],
     ids=["after every batch", "after every second", "at the end of the epoch"],
 )
-def test_validation(bench, accumulate, interval, validated):
+def test_validation_is_measured_and_tagged(bench, accumulate, interval, validated):
     bench.fit(
         LoggingModel(bench.truth, scheduler_interval="step"),
         bench.data(4),
@@ -433,8 +433,8 @@ def test_validation(bench, accumulate, interval, validated):
     bench.check_callback_times()
 
 
-def test_callbacks_together_take_no_more_than_the_fit(bench, tmp_path):
-    """Even where one hook leads to another, and most of the time is in no step."""
+def test_callback_times_do_not_exceed_fit(bench, tmp_path):
+    """Even if one hook calls another and most of the time is outside steps."""
 
     class Saving(CostlyCallback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -463,7 +463,7 @@ def test_callbacks_together_take_no_more_than_the_fit(bench, tmp_path):
     assert sum(shares.values()) <= 1
 
 
-def test_scheduler_that_waits_for_validation_is_no_validation(bench):
+def test_plateau_scheduler_is_not_validation(bench):
     class Plateau(PlainModel):
         def configure_optimizers(self):
             optimizer = CostlySGD(self.truth, self.layer.parameters())
@@ -488,7 +488,7 @@ def test_scheduler_that_waits_for_validation_is_no_validation(bench):
     "when",
     [{"every_n_train_steps": 1}, {"save_on_train_epoch_end": True}, {"save_on_train_epoch_end": False}],
 )
-def test_checkpoints(bench, tmp_path, when):
+def test_checkpoints_have_own_phase(bench, tmp_path, when):
     saving = ModelCheckpoint(dirpath=tmp_path, save_top_k=-1, **when)
     arguments = everything(bench)
     bench.fit(
@@ -516,7 +516,7 @@ def test_sanity_check_is_not_measured(bench):
     assert bench.has_tag(StepTag.VALIDATION) == [False, False, True]
 
 
-def test_fast_dev_run(bench):
+def test_fast_dev_run_is_measured(bench):
     validation = bench.validation_data()
     arguments = everything(bench)
     del arguments["logger"]
@@ -524,7 +524,7 @@ def test_fast_dev_run(bench):
     bench.check(num_steps=2)
 
 
-def test_barebones(bench):
+def test_barebones_trainer_is_measured(bench):
     trainer = bench.trainer(
         before=(CostlyCallback(bench.truth),), after=(CostlyCallback(bench.truth),), barebones=True
     )
@@ -533,7 +533,7 @@ def test_barebones(bench):
 
 
 class Tunable(HookedModel):
-    """Has what Lightning's tuners change, and its own loader, which they need."""
+    """Has the attributes that Lightning's tuners change, and the loader that they need."""
 
     batch_size = 1
     lr = 1e-3
@@ -554,26 +554,26 @@ class Tunable(HookedModel):
     ],
     ids=["learning rate", "batch size"],
 )
-def test_trial_fits_of_tuners_are_not_measured(bench, tmp_path, tuner):
+def test_tuner_trials_are_not_measured(bench, tmp_path, tuner):
     bench.fit(
         Tunable(bench.truth), before=(tuner,), after=(CostlyCallback(bench.truth),), default_root_dir=tmp_path
     )
-    # How many steps are left to train is the tuner's affair; the truth knows them.
+    # The tuner decides how many steps remain; the truth knows them.
     num_steps = len(bench.truth.steps)
     assert num_steps > 0
     bench.check(num_steps)
 
 
-# Several fits
+# Multiple fits
 
 
-def test_fit_twice_with_other_runs_in_between(bench):
+def test_second_fit_after_validation_is_measured(bench):
     model, data = HookedModel(bench.truth), bench.data()
     trainer = bench.fit(model, data, **everything(bench))
     bench.check(num_steps=3)
     first = bench.callback.run
     trainer.validate(model, bench.validation_data(), verbose=False)
-    assert bench.callback.run is not first  # tests/lightning/test_evaluation_loops.py looks at it
+    assert bench.callback.run is not first  # tested in tests/lightning/test_evaluation_loops.py
     assert remains(trainer) == []
     trainer.fit_loop.max_epochs = 3
     bench.fit(model, data, trainer=trainer)
@@ -581,7 +581,7 @@ def test_fit_twice_with_other_runs_in_between(bench):
 
 
 @pytest.mark.parametrize("every_n_train_steps", [2, 3], ids=["in the middle of an epoch", "at its end"])
-def test_resume_from_checkpoint(bench, tmp_path, every_n_train_steps):
+def test_resumed_fit_is_measured(bench, tmp_path, every_n_train_steps):
     saving = ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=every_n_train_steps, filename="saved")
     make_trainer(callbacks=[saving], enable_checkpointing=True).fit(HookedModel(bench.truth), bench.data())
     path = str(tmp_path / "saved.ckpt")
@@ -590,14 +590,14 @@ def test_resume_from_checkpoint(bench, tmp_path, every_n_train_steps):
     bench.check(num_steps=len(bench.truth.steps))
 
 
-def test_one_callback_in_two_trainers_in_turn(bench):
+def test_callback_works_in_two_trainers_in_turn(bench):
     for num_steps in (3, 2):
         bench.fit(HookedModel(bench.truth), bench.data(num_steps))
         bench.check(num_steps)
 
 
-def test_training_inside_another_training(bench):
-    """Each trainer has its own profiler and ledger; the inner run is a callback's time in the outer one."""
+def test_nested_training_counts_as_callback_time(bench):
+    """Each trainer has its own profiler and ledger. The outer one counts the inner run as callback time."""
 
     class Nested(CostlyCallback):
         def on_train_batch_end(self, *args):
@@ -615,7 +615,7 @@ def test_training_inside_another_training(bench):
 # The user's own profiler
 
 
-def test_cost_of_the_users_profiler_is_a_phase_of_its_own(bench):
+def test_users_profiler_has_own_phase(bench):
     profiler = CostlyProfiler(bench.truth)
     bench.fit(
         LoggingModel(bench.truth),
@@ -632,7 +632,7 @@ def test_cost_of_the_users_profiler_is_a_phase_of_its_own(bench):
     assert starts.count("[_TrainingEpochLoop].train_dataloader_next") == 6
 
 
-def test_exception_under_the_users_profiler(bench):
+def test_exception_with_users_profiler_ends_cleanly(bench):
     class Fails(HookedModel):
         def training_step(self, batch, batch_idx):
             loss = super().training_step(batch, batch_idx)
@@ -649,7 +649,7 @@ TRAINING_STEP = "[Strategy]SingleDeviceStrategy.training_step"
 
 
 @pytest.mark.parametrize("profiler_class", [SimpleProfiler, AdvancedProfiler, PyTorchProfiler])
-def test_lightnings_profilers_inside_still_get_their_events(bench, tmp_path, profiler_class):
+def test_lightning_profilers_still_get_their_events(bench, tmp_path, profiler_class):
     profiler = profiler_class(dirpath=tmp_path, filename="profile")
     trainer = bench.fit(HookedModel(bench.truth), bench.data(), profiler=profiler, **everything(bench))
     bench.check(num_steps=3)
@@ -662,7 +662,7 @@ def test_lightnings_profilers_inside_still_get_their_events(bench, tmp_path, pro
         assert TRAINING_STEP in (tmp_path / "fit-profile.txt").read_text()
 
 
-def test_users_own_actions_inherit_the_phase_around_them(bench):
+def test_user_actions_inherit_enclosing_phase(bench):
     class WithActions(HookedModel):
         def training_step(self, batch, batch_idx):
             with self.trainer.profiler.profile("my action"):
@@ -677,8 +677,8 @@ def test_users_own_actions_inherit_the_phase_around_them(bench):
 
 
 @pytest.mark.parametrize("has_profiler", [False, True])
-def test_actions_from_another_thread_do_not_disturb(bench, has_profiler):
-    """The user's own ones; begun in one phase and ended in another."""
+def test_actions_from_another_thread_are_ignored(bench, has_profiler):
+    """User actions that start in one phase and end in another."""
 
     class Background(HookedModel):
         def training_step(self, batch, batch_idx):
@@ -711,7 +711,7 @@ class PytorchLightningCallback(CostlyCallbackHooks, pytorch_lightning.Callback):
 
 
 @pytest.mark.skipif(not MIXES_PACKAGES, reason="this pytorch_lightning refuses callbacks of lightning")
-def test_trainer_of_pytorch_lightning(bench):
+def test_pytorch_lightning_trainer_is_measured(bench):
     bench.fit(
         PytorchLightningModel(bench.truth),
         bench.data(),
@@ -724,7 +724,7 @@ def test_trainer_of_pytorch_lightning(bench):
     bench.check(num_steps=6)
 
 
-def test_strategy_with_hooks(bench):
+def test_strategy_hooks_are_measured(bench):
     truth = bench.truth
 
     class CostlyStrategy(SingleDeviceStrategy):
@@ -752,7 +752,7 @@ def test_strategy_with_hooks(bench):
     assert bench.truth.steps[1]["module_hooks"] > 0
 
 
-def test_data_module_with_hooks(bench):
+def test_data_module_hooks_are_measured(bench):
     truth = bench.truth
 
     class CostlyDataModule(LightningDataModule):
@@ -797,7 +797,7 @@ class TinyModel(LightningModule):
 
 
 @pytest.mark.parametrize("is_persistent", [True, False])
-def test_loader_with_workers_under_the_real_clock(is_persistent):
+def test_worker_startup_is_measured_with_real_clock(is_persistent):
     callback = ModelProfCallback(report={"terminal": False, "files": False})
     data = DataLoader(torch.ones(6, 2), batch_size=2, num_workers=2, persistent_workers=is_persistent)
     make_trainer(callbacks=[callback], max_epochs=2).fit(TinyModel(), data)

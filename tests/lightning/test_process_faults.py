@@ -1,7 +1,7 @@
-"""What a process can meet with (signals, kills, full disks, dead workers, forks): training is as without us.
+"""Tests that signals, kills, full disks, dead workers and forks affect training as they would without us.
 
-Each thing happens twice, with the callback and without, and both trainings must have come to the same. What
-was measured until then can be read.
+Each event happens with and without the callback, and both trainings must have the same outcome. All
+measurements until then must be readable.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="signals and forks of POSIX"),
 ]
 
-# Ends by signals and kills, each in a process of its own, forked from one that has imported torch once
+# Signals and kills, each in a separate process forked from one that has imported torch
 
 SCRIPT = """
 import hashlib, json, os, random, signal, sys, time, traceback, warnings
@@ -212,7 +212,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: Any) -> tuple[Path, dict[tuple[str, bool], Any]]:
-    """Folder of all cases, and their exit statuses."""
+    """Directory of all cases, and their exit statuses."""
     folder = tmp_path_factory.mktemp("ends")
     result = run_script(SCRIPT, cwd=folder, timeout=300)
     assert result.returncode == 0, result.stderr[-5000:]
@@ -231,7 +231,9 @@ def ends(tmp_path_factory: Any) -> tuple[Path, dict[tuple[str, bool], Any]]:
         ("a child goes on", "finished", 10, 5),
     ],
 )
-def test_an_end_of_one_process(ends: Any, case: str, status: str, num_steps: int, num_recorded: Any) -> None:
+def test_process_end_or_fork_is_as_without_callback(
+    ends: Any, case: str, status: str, num_steps: int, num_recorded: Any
+) -> None:
     folder, statuses = ends
     assert statuses[case, False] == statuses[case, True] != "it hung"
     without, measured = ((folder / case / str(one) / "journal").read_text() for one in (False, True))
@@ -254,7 +256,9 @@ def test_an_end_of_one_process(ends: Any, case: str, status: str, num_steps: int
         ("setup fails on rank 1", [("finished", 10), None]),
     ],
 )
-def test_an_end_of_one_rank(ends: Any, case: str, found: list[Any]) -> None:
+def test_end_or_failed_setup_of_one_rank_is_as_without_callback(
+    ends: Any, case: str, found: list[Any]
+) -> None:
     folder, statuses = ends
     assert statuses[case, False] == statuses[case, True] == 0
     without, measured = (
@@ -271,25 +275,25 @@ def test_an_end_of_one_rank(ends: Any, case: str, found: list[Any]) -> None:
             assert (run.info.status, len(run.ranks[0].steps)) == expected
 
 
-# In this process: what the training's surroundings do
+# In this process: faults in the training's environment
 
 
 @pytest.fixture(scope="module")
 def without(tmp_path_factory: Any) -> Outcome:
-    """A training without the callback, to which nothing happens."""
+    """Undisturbed training without the callback."""
     return train(tmp_path_factory.mktemp("without"))
 
 
 def measured(
     tmp_path: Path, expected: Outcome, arguments: dict[str, Any] | None = None, **fit: Any
 ) -> tuple[Any, list[str]]:
-    """Train with the callback, to the expected outcome. Returns the callback and our warnings.
+    """Train with the callback and check the outcome; return the callback and our warnings.
 
     Args:
         tmp_path: for files.
-        expected: what training without the callback comes to.
-        arguments: of the callback.
-        fit: for ``train``.
+        expected: outcome of training without the callback.
+        arguments: arguments of the callback.
+        fit: arguments of ``train``.
     """
     callback = make_callback(tmp_path, **(EVERYTHING | {"terminal": False} | (arguments or {})))
     with our_warnings() as messages:
@@ -301,7 +305,7 @@ def measured(
 
 
 class Unlucky(Numbers):
-    """Its worker dies, or raises, at the 15th item."""
+    """Its worker dies or raises at the 15th item."""
 
     def __init__(self, dies: bool) -> None:
         super().__init__()
@@ -316,8 +320,8 @@ class Unlucky(Numbers):
 
 
 @pytest.mark.parametrize("dies", [True, False])
-def test_a_worker_that_ends(tmp_path: Path, monkeypatch: Any, dies: bool) -> None:
-    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch waits for its worker to end
+def test_dying_worker_ends_fit_as_without_callback(tmp_path: Path, monkeypatch: Any, dies: bool) -> None:
+    monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # torch's wait for its worker to exit
 
     def fit(*callbacks: Any) -> Outcome:
         data = DataLoader(Unlucky(dies), batch_size=2, num_workers=1, multiprocessing_context="fork")
@@ -331,7 +335,7 @@ def test_a_worker_that_ends(tmp_path: Path, monkeypatch: Any, dies: bool) -> Non
     for outcome in (expected, found):
         expected_errors = RuntimeError | OSError | EOFError if dies else ZeroDivisionError
         assert isinstance(outcome.error, expected_errors), repr(outcome.error)
-    # What a worker had ready when it died arrives, or does not: the same as far as both come.
+    # Batches that were ready when the worker died may or may not arrive, so compare the common ones.
     assert dies or len(expected.states) == len(found.states) == 8
     come = min(len(expected.states), len(found.states)) - 1
     assert come
@@ -341,11 +345,11 @@ def test_a_worker_that_ends(tmp_path: Path, monkeypatch: Any, dies: bool) -> Non
     assert run.info.status == "failed"
     assert len(run.ranks[0].steps) == len(steps_of(callback)) == len(found.states) - 1
     del expected, found, outcome
-    gc.collect()  # now, the workers' ends
+    gc.collect()  # end the workers now
 
 
 class Huge(Noisy):
-    """Asks for more memory than there is."""
+    """Requests more memory than available."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         if batch_idx == 6:
@@ -353,7 +357,7 @@ class Huge(Noisy):
         return super().training_step(batch, batch_idx)
 
 
-def test_memory_runs_out(tmp_path: Path) -> None:
+def test_out_of_memory_is_recorded(tmp_path: Path) -> None:
     expected = train(tmp_path, make_module=Huge)
     assert type(expected.error) is RuntimeError
     callback, messages = measured(tmp_path, expected, make_module=Huge)
@@ -365,7 +369,7 @@ def test_memory_runs_out(tmp_path: Path) -> None:
 
 
 class Acting(Noisy):
-    """Does something at the start of a batch."""
+    """Calls ``act`` at the start of a batch."""
 
     def __init__(self, act: Any, at: int = 4) -> None:
         super().__init__()
@@ -391,7 +395,7 @@ def small_disk(tmp_path: Path) -> Any:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_disk_that_becomes_full(
+def test_full_disk_does_not_affect_training(
     tmp_path: Path, without: Outcome, small_disk: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(save_timer, "_MIN_INTERVAL_NS", 0)
@@ -404,7 +408,7 @@ def test_a_disk_that_becomes_full(
 
     arguments = {"dirpath": small_disk / "runs"}
     callback, messages = measured(tmp_path, without, arguments, make_module=lambda: Acting(fill))
-    # torch writes traces itself, and says nothing of a full disk: that the trace is not there is news.
+    # torch writes traces itself and doesn't report a full disk, so the missing trace has its own warning.
     assert len(messages) == 2, messages
     assert "No space left on device" in messages[0]
     assert "torch couldn't write the trace" in messages[1]
@@ -415,7 +419,7 @@ def test_a_disk_that_becomes_full(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_file_that_takes_no_byte(tmp_path: Path, without: Outcome, monkeypatch: Any) -> None:
+def test_unwritable_file_does_not_affect_training(tmp_path: Path, without: Outcome, monkeypatch: Any) -> None:
     open_file = Path.open
 
     def opened(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -428,12 +432,14 @@ def test_a_file_that_takes_no_byte(tmp_path: Path, without: Outcome, monkeypatch
     assert "No space left on device" in messages[0]
     assert len(steps_of(callback)) == NUM_STEPS
     left = [path.name for path in (tmp_path / "modelprof").iterdir()]
-    assert sorted(left) == [".run.json.claimed", "traces"]  # the trace is not beside the others
+    assert sorted(left) == [".run.json.claimed", "traces"]  # the trace has a separate directory
 
 
 @pytest.mark.parametrize("at", [2, 6], ids=["before the window", "in the window"])
 @pytest.mark.parametrize("in_the_way", [False, True], ids=["deleted", "a file"])
-def test_a_folder_that_goes(tmp_path: Path, without: Outcome, at: int, in_the_way: bool) -> None:
+def test_vanished_directory_does_not_affect_training(
+    tmp_path: Path, without: Outcome, at: int, in_the_way: bool
+) -> None:
     folder = tmp_path / "modelprof"
 
     def go() -> None:
@@ -463,20 +469,20 @@ def test_a_folder_that_goes(tmp_path: Path, without: Outcome, at: int, in_the_wa
         ("export_chrome_trace", OSError),
     ],
 )
-def test_torch_profiler_fails(
+def test_failing_torch_profiler_does_not_affect_training(
     tmp_path: Path, without: Outcome, monkeypatch: Any, name: str, kind: type[Exception]
 ) -> None:
     whole = getattr(torch.profiler.profile, name)
 
     def failing(self: Any, *args: Any) -> Any:
         if name == "stop_trace":
-            whole(self, *args)  # a recording that goes on could not be ended by anybody
+            whole(self, *args)  # otherwise nothing could stop the recording
         raise kind("broken by a test")
 
     monkeypatch.setattr(torch.profiler.profile, name, failing)
     callback, messages = measured(tmp_path, without)
     assert len(messages) == 1, messages
-    # torch's own kind of error, or no place for the trace, refuses the window, and no more.
+    # An error type of torch, or no space for the trace, only drops the window.
     is_expected = kind is RuntimeError or name == "export_chrome_trace"
     assert load_run(tmp_path / "modelprof").info.status == ("finished" if is_expected else "aborted")
     assert len(steps_of(callback)) >= 5
@@ -493,15 +499,17 @@ DAY_NS = 86_400 * 10**9
     [(DAY_NS, 3), (-DAY_NS, 60), (DAY_NS, 130), (2**62, 60), (-(2**62), 130)],
     ids=["day before the loop", "back", "day", "far", "far back"],
 )
-def test_a_clock_that_jumps(tmp_path: Path, without: Outcome, jump_ns: int, at: int) -> None:
-    # Samples and module times would read the clock too, and it is to jump between phases of a step.
+def test_jumping_clock_does_not_affect_training(
+    tmp_path: Path, without: Outcome, jump_ns: int, at: int
+) -> None:
+    # Without samples and module times, which also read the clock, it jumps between phases of a step.
     callback, reading = make_callback(tmp_path, **(EVERYTHING | {"sampling": False, "flops": False})), count()
     callback._clock = lambda: host_clock() + (jump_ns if next(reading) >= at else 0)
     with our_warnings() as messages:
         found = train(tmp_path / "with", callback)
     assert next(reading) > 130
     assert_same(without.states, found.states)
-    assert len(messages) <= 1, messages  # no column of the dashboard holds 2**62
+    assert len(messages) <= 1, messages  # 2**62 doesn't fit a dashboard column
     run = load_run(tmp_path / "modelprof")
     assert run.info.status == "finished"
     assert len(run.ranks[0].steps) == NUM_STEPS
@@ -539,7 +547,7 @@ class Stubborn(Logger):
 
 
 @pytest.mark.parametrize("method", ["log_metrics", "save", "finalize"])
-def test_a_logger_that_raises(tmp_path: Path, method: str) -> None:
+def test_raising_logger_ends_fit_as_without_callback(tmp_path: Path, method: str) -> None:
     seen = []
     for is_measured in (False, True):
         seed_everything(11, verbose=False)
@@ -551,14 +559,14 @@ def test_a_logger_that_raises(tmp_path: Path, method: str) -> None:
         seen.append((logger.seen, state_of(trainer, module)))
         nothing_stays()
     assert_same(*seen)
-    if method == "save":  # as Lightning's first act: nothing was measured yet
+    if method == "save":  # Lightning does this first, before anything is measured
         assert not (tmp_path / "modelprof").exists()
     else:
         load_run(tmp_path / "modelprof")
 
 
-def test_of_two_equal_callbacks_the_first_measures(tmp_path: Path) -> None:
-    """As Lightning makes them of an entry point and of a list of callbacks that is used again."""
+def test_first_of_two_equal_callbacks_measures(tmp_path: Path) -> None:
+    """Lightning creates them if an entry point adds to a reused list of callbacks."""
     states, ours = [], [make_callback(tmp_path, **EVERYTHING) for _ in range(2)]
     for callbacks in ([], ours):
         seed_everything(11, verbose=False)
@@ -576,7 +584,7 @@ def test_of_two_equal_callbacks_the_first_measures(tmp_path: Path) -> None:
     assert load_run(tmp_path / "modelprof").info.status == "finished"
 
 
-def test_two_callbacks_are_refused_before_anything_is_changed(tmp_path: Path) -> None:
+def test_two_callbacks_are_rejected_before_any_change(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, make_callback(tmp_path), make_callback(tmp_path / "other"))
     profiler = trainer.profiler
     module = Noisy()
@@ -589,7 +597,7 @@ def test_two_callbacks_are_refused_before_anything_is_changed(tmp_path: Path) ->
 
 
 class Inside(Callback):
-    """Trains another model in the middle of a training."""
+    """Trains another model in the middle of training."""
 
     def __init__(self, folder: Path, *callbacks: Any) -> None:
         self.folder, self.callbacks = folder, callbacks
@@ -603,8 +611,8 @@ class Inside(Callback):
 
 
 @pytest.mark.parametrize("which", ["none", "another", "the same"])
-def test_a_fit_inside_a_fit(tmp_path: Path, which: str) -> None:
-    """With the same callback each has a run of its own; the outer one's is the callback's in the end."""
+def test_fit_inside_fit_is_as_without_callback(tmp_path: Path, which: str) -> None:
+    """With the same callback, each fit has its own run, and the callback ends up with the outer one."""
     states = []
     for is_measured in (False, True):
         seed_everything(11, verbose=False)
@@ -629,7 +637,7 @@ def test_a_fit_inside_a_fit(tmp_path: Path, which: str) -> None:
         assert (inner.info.status, len(inner.ranks[0].steps)) == ("finished", 6)
 
 
-def test_fit_is_called_again_after_an_exception(tmp_path: Path) -> None:
+def test_fit_can_be_called_again_after_exception(tmp_path: Path) -> None:
     states = []
     for is_measured in (False, True):
         seed_everything(11, verbose=False)
@@ -650,7 +658,7 @@ def test_fit_is_called_again_after_an_exception(tmp_path: Path) -> None:
 
 
 class Copies(Callback):
-    """Copies and pickles the trainer in the middle of all that happens."""
+    """Copies and pickles the trainer during training."""
 
     def __init__(self) -> None:
         self.kinds: set[str] = set()
@@ -667,7 +675,7 @@ class Copies(Callback):
         self.copy(trainer)
 
 
-def test_the_trainer_can_be_copied_and_pickled(tmp_path: Path) -> None:
+def test_trainer_can_be_copied_and_pickled(tmp_path: Path) -> None:
     found = []
     for is_measured in (False, True):
         seed_everything(11, verbose=False)
@@ -685,6 +693,7 @@ def test_the_trainer_can_be_copied_and_pickled(tmp_path: Path) -> None:
     assert not is_profiling()
 
 
-def test_a_machine_that_sleeps_during_a_save_saves_again() -> None:
+def test_save_interval_is_at_most_one_hour() -> None:
+    """So a machine that sleeps during a save soon saves again."""
     assert save_timer.save_interval_ns(DAY_NS) == 3_600 * 10**9
     assert save_timer.save_interval_ns(10**9) == 200 * 10**9

@@ -1,4 +1,4 @@
-"""Where ranks meet, and what becomes of a training in which one of them does not come."""
+"""Tests how ranks exchange data, and that training works if one rank doesn't take part."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def store(monkeypatch):
-    """What three ranks share."""
+    """The store that three ranks share."""
     store = torch.distributed.HashStore()
     monkeypatch.setattr(module, "_store", lambda: store)
     monkeypatch.setattr(module, "PATIENCE_S", 0.2)
@@ -36,7 +36,7 @@ def new_store(rank, world_size=3):
 
 
 def join(*ranks):
-    """The stores of these ranks, which are all here before the loop begins."""
+    """Stores of these ranks, which all join before the loop starts."""
     stores = [new_store(rank) for rank in ranks]
     for one in stores:
         one.join()
@@ -44,7 +44,7 @@ def join(*ranks):
 
 
 def together(*calls):
-    """What each is told."""
+    """Results of the calls, which run in parallel."""
     told = {}
     threads = [
         threading.Thread(target=lambda place=place, call=call: told.setdefault(place, call()))
@@ -57,7 +57,7 @@ def together(*calls):
     return [told[place] for place in range(len(calls))]
 
 
-def test_all_are_told_what_the_first_says(store):
+def test_all_ranks_get_first_ranks_directory(store):
     ranks = join(0, 1, 2)
     assert [one.is_first for one in ranks] == [True, False, False]
     assert (
@@ -67,7 +67,7 @@ def test_all_are_told_what_the_first_says(store):
 
 
 @pytest.mark.parametrize("here", [(0,), (1,), (2,), (0, 2), (1, 2)])
-def test_nobody_waits_for_ranks_that_are_not_here(store, monkeypatch, here):
+def test_ranks_do_not_wait_for_missing_ones(store, monkeypatch, here):
     asleep = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: pytest.fail("it waits"))
     monkeypatch.setattr(module, "time", asleep)
     ranks = join(*here)
@@ -80,7 +80,7 @@ def test_nobody_waits_for_ranks_that_are_not_here(store, monkeypatch, here):
     assert set(ranks[0].absent) == {0, 1, 2} - set(here)
 
 
-def test_who_says_nothing_in_time_is_absent_with_the_reason(store):
+def test_silent_rank_is_absent_with_reason(store):
     ranks = join(0, 1, 2)
     ranks[0].find_absent()
     ranks[2].send(None, "an internal error")
@@ -88,7 +88,7 @@ def test_who_says_nothing_in_time_is_absent_with_the_reason(store):
     assert ranks[0].absent == {1: "sent nothing within 0.2 s", 2: "an internal error"}
 
 
-def test_who_leaves_is_not_waited_for(store, monkeypatch):
+def test_rank_that_leaves_is_not_waited_for(store, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
     ranks = join(0, 1, 2)
     ranks[0].find_absent()
@@ -99,7 +99,7 @@ def test_who_leaves_is_not_waited_for(store, monkeypatch):
     assert ranks[0].absent == {2: "left the loop early"}
 
 
-def test_too_long_a_message_is_not_sent(store):
+def test_oversized_message_is_not_sent(store):
     ranks = join(0, 1)
     ranks[1].send(bytes(module.MOST_BYTES + 1))
     ranks[0].find_absent()
@@ -107,8 +107,8 @@ def test_too_long_a_message_is_not_sent(store):
     assert ranks[0].absent[1] == "its data exceeded 1 MiB"
 
 
-def test_what_was_said_in_another_loop_is_not_mistaken(store):
-    """Whichever loops a rank took part in: none counts them."""
+def test_messages_of_other_loops_are_ignored(store):
+    """Ranks may have taken part in different loops, as they don't count them."""
     one = join(0)
     one[0].agree_on_folder("the first folder")
     one[0].leave()
@@ -121,7 +121,7 @@ def test_what_was_said_in_another_loop_is_not_mistaken(store):
     assert again[1].agree_on_folder("") == "the second folder"
 
 
-def test_a_step_is_announced_and_nobody_waits_for_that(store):
+def test_announcing_step_blocks_no_rank(store):
     first, second, third = join(0, 1, 2)
     assert first.announced("window") is None
     assert second.announced("window") is None
@@ -130,13 +130,13 @@ def test_a_step_is_announced_and_nobody_waits_for_that(store):
     assert third.announced("count") is None
 
 
-def test_the_first_rank_says_that_a_loop_is_too_short(store):
+def test_first_rank_decides_that_loop_is_too_short(store):
     first, second = join(0, 1)
     told = together(lambda: first.agree_on_folder(TOO_SHORT), lambda: second.agree_on_folder("mine"))
     assert told == [TOO_SHORT] * 2
 
 
-def test_a_thousand_loops_leave_a_handful_of_keys(store):
+def test_thousand_loops_leave_few_keys(store):
     for _ in range(1000):
         ranks = join(0, 1)
         ranks[0].agree_on_folder("folder")
@@ -146,7 +146,7 @@ def test_a_thousand_loops_leave_a_handful_of_keys(store):
     assert store.num_keys() <= 12
 
 
-def test_a_loop_inside_a_loop_has_a_meeting_of_its_own(store):
+def test_nested_loop_has_separate_messages(store):
     outer = join(0, 1)
     outer[0].agree_on_folder("outer")
     assert outer[1].agree_on_folder("") == "outer"
@@ -161,7 +161,7 @@ def test_a_loop_inside_a_loop_has_a_meeting_of_its_own(store):
     assert outer[0].receive()[1] == b"outer"
 
 
-def test_a_stop_needs_everybody(store):
+def test_stop_needs_all_ranks(store):
     ranks = join(0, 1, 2)
     for one in ranks:
         one.propose_stop(6)
@@ -173,14 +173,14 @@ def test_a_stop_needs_everybody(store):
     assert [one.agrees_on_stop(6) for one in some] == [False] * 2
 
 
-def test_the_time_out_of_the_process_group_bounds_the_wait(store, monkeypatch):
+def test_process_group_timeout_limits_wait(store, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
     store.set_timeout(timedelta(seconds=0.4))
     ranks = join(0, 1)
     assert ranks[1].agree_on_folder("") is None
 
 
-def test_one_rank_meets_nobody(monkeypatch):
+def test_single_rank_uses_no_store(monkeypatch):
     monkeypatch.setattr(module, "_store", lambda: pytest.fail("there is nobody to meet"))
     alone = new_store(0, world_size=1)
     alone.join()
@@ -189,7 +189,7 @@ def test_one_rank_meets_nobody(monkeypatch):
     alone.leave()
 
 
-def test_without_a_store_the_first_rank_reports_of_itself(monkeypatch):
+def test_first_rank_reports_alone_without_store(monkeypatch):
     monkeypatch.setattr(module, "_store", lambda: None)
     first, second = new_store(0, 2), new_store(1, 2)
     for one in (first, second):
@@ -201,7 +201,7 @@ def test_without_a_store_the_first_rank_reports_of_itself(monkeypatch):
     assert (first.receive(), first.absent) == ({}, {1: "the process group has no store to reach it through"})
 
 
-def test_a_first_rank_that_has_gone_is_no_error_for_who_leaves(store):
+def test_leaving_tolerates_lost_first_rank(store):
     (one,) = join(1)
     one._store = SimpleNamespace(get=broken, set=broken, check=broken)
     one.leave()
@@ -213,7 +213,7 @@ def broken(*args):
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_the_store_is_found_whatever_torch_calls_it(tmp_path, monkeypatch, private):
+def test_store_is_found_in_different_torch_versions(tmp_path, monkeypatch, private):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1, timeout=timedelta(seconds=30)
     )
@@ -230,7 +230,7 @@ def test_the_store_is_found_whatever_torch_calls_it(tmp_path, monkeypatch, priva
         torch.distributed.destroy_process_group()
 
 
-# Real trainings, in which any collective of ours would hang
+# Real training, in which a collective of ours would hang
 
 JOB = """
 import json, os, signal, sys, time, traceback
@@ -394,7 +394,7 @@ BROKEN = [
     (0, "receive", 6),
     (1, "pack_rank_steps", 6),
 ]
-"""On which rank what fails, and the steps of training then: all 16 where a rank cannot agree to end it."""
+"""Rank, failing function and number of training steps: all 16 if a rank can't agree to end training."""
 
 CASES = [
     ("some ranks", "01"),
@@ -410,7 +410,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """Folder and exit status of each case: all in one program."""
+    """Directory and exit status of each case, all run by one program."""
     folder = tmp_path_factory.mktemp("jobs")
     result = run_script(JOB, json.dumps(CASES), cwd=folder, timeout=60 * len(CASES))
     assert result.returncode == 0, result.stderr[-5000:]
@@ -419,7 +419,7 @@ def jobs(tmp_path_factory):
 
 
 def outcome(jobs, *case):
-    """The folder; of each rank the optimizer's steps, the run's status, the sum of weights; what was said."""
+    """Directory; each rank's optimizer steps, status and sum of weights; and the log."""
     folder, status = jobs[tuple(map(str, case))]
     said = (folder / "log").read_text()
     assert status == 0, said[-5000:]
@@ -427,7 +427,7 @@ def outcome(jobs, *case):
 
 
 def rows_of(folder):
-    """Names and reasons of the ranks in the report's table."""
+    """Rank names and reasons in the report's table."""
     report = json.loads((folder / "modelprof" / "report.json").read_text())
     return [row["rank"] for row in raw_rows(report["tables"]["rank_phases"])]
 
@@ -440,7 +440,7 @@ JOINED_NOT = "no ModelProfCallback joined there"
 
 
 @on_linux
-def test_a_callback_on_all_ranks(jobs):
+def test_callback_on_all_ranks(jobs):
     folder, found, said = outcome(jobs, "some ranks", "01")
     assert [one[:2] for one in found] == [[16, "finished"]] * 2
     assert "ModelProfCallback" not in said
@@ -453,7 +453,7 @@ def test_a_callback_on_all_ranks(jobs):
 @on_linux
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("stop", [[], ["stop"]], ids=["", "stop_after_profile"])
-def test_a_callback_on_one_rank_alone(jobs, rank, stop):
+def test_callback_on_only_one_rank(jobs, rank, stop):
     folder, found, said = outcome(jobs, "some ranks", rank, *stop)
     assert found[rank][:2] == [16, "finished"]
     assert found[1 - rank][:2] == [16, None]
@@ -466,7 +466,7 @@ def test_a_callback_on_one_rank_alone(jobs, rank, stop):
 
 
 @on_linux
-def test_a_rank_without_batches(jobs):
+def test_rank_without_batches_is_listed_as_absent(jobs):
     folder, found, said = outcome(jobs, "uneven")
     assert [status for _, status, _ in found] == ["finished", None]
     assert said.count("internal error") == 0
@@ -474,9 +474,9 @@ def test_a_rank_without_batches(jobs):
 
 
 @on_linux
-def test_windows_end_training_on_a_rank_that_has_stepped_aside(jobs):
+def test_windows_also_end_training_on_aborted_rank(jobs):
     folder, found, said = outcome(jobs, "one stops early")
-    # the last window is steps 3 and 4, which closes in step 5
+    # the last window has steps 3 and 4 and closes in step 5
     assert [steps for steps, *_ in found] == [6, 6]
     assert [status for _, status, _ in found] == ["finished", "aborted"]
     assert found[0][2] == found[1][2]
@@ -485,15 +485,15 @@ def test_windows_end_training_on_a_rank_that_has_stepped_aside(jobs):
 
 
 @on_linux
-def test_windows_end_training_on_all_ranks_at_once(jobs):
+def test_windows_end_training_on_all_ranks_together(jobs):
     _, found, said = outcome(jobs, "all stop")
     assert [one[:2] for one in found] == [[6, "finished"]] * 2
     assert "ModelProfCallback" not in said
 
 
 @on_linux
-def test_windows_that_end_training_on_one_rank_only(jobs):
-    """The rank that is to stop would leave the other one waiting in its next collective."""
+def test_windows_do_not_end_training_on_one_rank_only(jobs):
+    """If only one rank stopped, the other would hang in its next collective."""
     _, found, said = outcome(jobs, "stops on one")
     assert [one[:2] for one in found] == [[16, "finished"]] * 2
     assert said.count("stop_after_profile: not every rank has this callback with the same windows") == 1
@@ -501,8 +501,8 @@ def test_windows_that_end_training_on_one_rank_only(jobs):
 
 @on_linux
 @pytest.mark.parametrize(("rank", "name", "num_steps"), BROKEN)
-def test_what_fails_on_one_rank_in_the_meeting(jobs, rank, name, num_steps):
-    """With windows that end training: where a rank cannot agree to it, no rank is ended."""
+def test_failing_rank_exchange_keeps_ranks_in_step(jobs, rank, name, num_steps):
+    """If a rank can't agree to end training after the windows, no rank ends it."""
     _, found, said = outcome(jobs, "breaks", rank, name)
     assert [steps for steps, *_ in found] == [num_steps] * 2
     assert found[1 - rank][1] == "finished"
@@ -512,11 +512,11 @@ def test_what_fails_on_one_rank_in_the_meeting(jobs, rank, name, num_steps):
 
 
 @on_linux
-def test_a_rank_that_is_killed_before_it_has_said_anything(jobs):
+def test_rank_killed_before_sending_anything(jobs):
     folder, status = jobs["dies",]
     assert status != 0, "the launcher says that a rank was killed"
     assert "SIGKILL" in (folder / "log").read_text()
     run = load_run(folder / "modelprof")
     assert run.ranks[0].rank == 0
-    if run.info.status == "finished":  # unless the launcher was quicker, which ends the other ranks
+    if run.info.status == "finished":  # unless the launcher ended the other ranks first
         assert rows_of(folder) in (["rank 1: sent nothing within 5 s"], ["rank 1: could not be reached"])

@@ -1,4 +1,4 @@
-"""The wait in Lightning's own broadcast: told apart on a fake clock, in traces; and given back."""
+"""Tests the timing of ranks waiting in Lightning's broadcast, and that its method is restored."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.bench import FakeClock
 
 
 class Loop:
-    """Lightning's epoch loop, as far as it is touched."""
+    """The part of Lightning's epoch loop that we patch."""
 
     def __init__(self, clock):
         self.clock = clock
@@ -24,7 +24,7 @@ class Loop:
 
 
 class Ranges:
-    """What is written into a trace."""
+    """Records the ranges of a trace."""
 
     def __init__(self):
         self.seen = []
@@ -46,7 +46,7 @@ def measured():
     return SimpleNamespace(clock=clock, steps=steps, ledger=ledger, loop=loop, trainer=trainer)
 
 
-def test_the_wait_has_a_phase_of_its_own(measured):
+def test_rank_wait_has_own_phase(measured):
     with ExitStack() as cleanup:
         time_broadcast(measured.trainer, measured.ledger, cleanup)
         measured.clock.advance(5)
@@ -56,7 +56,7 @@ def test_the_wait_has_a_phase_of_its_own(measured):
     assert (measured.ledger.self_ns[RANK_WAIT], measured.ledger.self_ns[OTHER]) == (30, 12)
 
 
-def test_a_trace_has_its_range(measured):
+def test_rank_wait_has_range_in_trace(measured):
     ranges = measured.ledger.ranges = Ranges()
     with ExitStack() as cleanup:
         time_broadcast(measured.trainer, measured.ledger, cleanup)
@@ -64,7 +64,7 @@ def test_a_trace_has_its_range(measured):
     assert ranges.seen == [RANK_WAIT, "end"]
 
 
-def test_a_wait_that_fails_is_over_as_well(measured):
+def test_failing_wait_ends_its_phase(measured):
     measured.loop._broadcast_sigterm_tensor = lambda: 1 / 0
     measured.ledger.ranges = Ranges()
     with ExitStack() as cleanup:
@@ -75,7 +75,7 @@ def test_a_wait_that_fails_is_over_as_well(measured):
     assert measured.ledger.ranges.seen == [RANK_WAIT, "end"]
 
 
-def test_lightnings_own_is_given_back(measured):
+def test_lightnings_method_is_restored(measured):
     with ExitStack() as cleanup:
         time_broadcast(measured.trainer, measured.ledger, cleanup)
         assert BROADCAST in vars(measured.loop)
@@ -84,8 +84,8 @@ def test_lightnings_own_is_given_back(measured):
     assert BROADCAST not in vars(measured.loop)
 
 
-def test_the_users_own_is_given_back(measured):
-    """Somebody has put a method of their own on the loop before us."""
+def test_users_method_is_restored(measured):
+    """The user patched the loop before us."""
     measured.loop._broadcast_sigterm_tensor = own = lambda: None
     with ExitStack() as cleanup:
         time_broadcast(measured.trainer, measured.ledger, cleanup)
@@ -93,14 +93,14 @@ def test_the_users_own_is_given_back(measured):
     assert measured.loop._broadcast_sigterm_tensor is own
 
 
-def test_who_came_after_us_stays(measured):
+def test_later_patch_is_kept(measured):
     with ExitStack() as cleanup:
         time_broadcast(measured.trainer, measured.ledger, cleanup)
         measured.loop._broadcast_sigterm_tensor = own = lambda: None
     assert measured.loop._broadcast_sigterm_tensor is own
 
 
-def test_one_rank_waits_for_nobody(measured):
+def test_single_rank_is_not_patched(measured):
     measured.trainer.world_size = 1
     with ExitStack() as cleanup:
         time_broadcast(measured.trainer, measured.ledger, cleanup)

@@ -1,4 +1,4 @@
-"""What all tables of several ranks share: the ranks without the fact, and the order of the rows."""
+"""Tests code shared by all multi-rank tables: ranks without the fact, and the row order."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ NONE, LOST = "there is none", "its file is lost"
 
 
 def split(by_rank):
-    """By a fact of each rank, or a text why there's none."""
+    """Split ranks by their fact, or by the reason why it is missing."""
     return split_ranks(ranks_with("kernels", by_rank), TraceFacts.kernels)
 
 
-def test_all_ranks_have_the_fact():
+def test_all_ranks_with_fact_are_found():
     ranks = split({3: ("c",), 0: ("a",)})
     assert list(ranks.found.items()) == [(0, ("a",)), (3, ("c",))]
     assert (ranks.notes, ranks.are_several) == ((), True)
     assert ranks.prefix(3) == "rank 3 "
 
 
-def test_one_rank_is_not_named():
+def test_single_rank_is_not_named():
     ranks = split({5: ("a",)})
     assert (ranks.prefix(5), ranks.are_several) == ("", False)
 
 
-def test_ranks_without_the_fact_stand_in_the_notes_by_reason():
+def test_notes_group_ranks_without_fact_by_reason():
     ranks = split({4: NONE, 2: LOST, 1: NONE, 0: ("a",)})
     assert list(ranks.found) == [0]
     assert ranks.notes == ("Without ranks 1, 4: there is none.", "Without rank 2: its file is lost.")
-    assert ranks.prefix(0) == "rank 0 "  # there are several, though only one has the fact
+    assert ranks.prefix(0) == "rank 0 "  # there are several ranks, though only one has the fact
 
 
-def test_without_any_fact_every_reason_stands_once():
+def test_each_reason_appears_once_without_any_fact():
     assert why_not(split, {1: LOST, 0: NONE, 2: NONE}) == "there is none; its file is lost"
     assert why_not(split, {}) == "no trace"
 
 
 @pytest.mark.parametrize("entry", TRACE_TABLES, ids=lambda entry: entry.build.__name__)
-def test_every_table_gives_the_reason(entry):
+def test_every_table_shows_reason(entry):
     table = table_of(entry.kind, {0: NONE, 1: NONE})
     assert (table.rows, table.absent_reason, table.notes) == ((), NONE, ())
 
@@ -52,11 +52,11 @@ def test_every_table_gives_the_reason(entry):
 @pytest.mark.parametrize(
     ("part", "whole", "expected"), [(1, 4, 0.25), (0, 4, 0.0), (3, 0, None), (None, 4, None), (3, None, None)]
 )
-def test_share(part, whole, expected):
+def test_share_of_whole(part, whole, expected):
     assert share(part, whole) == expected
 
 
-# Host and device have the opposite order in total, and the same in calls.
+# Host and device totals have opposite orders; their calls are equal.
 ROWS = {
     "long": (2, Tally(2, 60, 50, 10), Tally(2, 7, 6, 1)),
     "short": (3, Tally(3, 30, 12, 9), Tally(3, 90, 80, 2)),
@@ -70,7 +70,7 @@ ORDERS = {
     "gpu_total": ["short", "long", "without device"],
     "gpu_avg": ["short", "long", "without device"],
     "gpu_max": ["short", "long", "without device"],
-    "gpu_min": ["long", "short", "without device"],  # what has no minimum is last
+    "gpu_min": ["long", "short", "without device"],  # rows without a minimum come last
     "calls": ["without device", "short", "long"],
 }
 
@@ -85,7 +85,7 @@ def in_order(sorted_by, has_device=True):
 
 @pytest.mark.parametrize("sorted_by", SORT_KEYS)
 def test_row_order(sorted_by):
-    # Neither own times nor memory are given: own times count as totals, and memory leaves the usual order.
+    # Without self times and memory, self times count as totals, and memory keeps the default order.
     figure = "gpu_total" if sorted_by.endswith("memory") else sorted_by.replace("self", "total")
     assert in_order(sorted_by) == ORDERS[figure]
 
@@ -96,7 +96,7 @@ def test_default_row_order():
 
 
 @pytest.mark.parametrize("figure", ["total", "avg", "max", "min"])
-def test_without_host_times_a_cpu_key_counts_as_the_devices(figure):
+def test_cpu_key_sorts_by_device_times_without_host_times(figure):
     device = Tally(2, 30, 20, 10)
     keys = {
         row_order(key, calls=2, host=None, device=device, has_device=True)

@@ -1,4 +1,4 @@
-"""The Trainer has our callback twice: one measures, and one line says so."""
+"""Tests a Trainer with repeated callbacks: one of them measures, and one line says so."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def said(messages):
     return [message.partition(": ")[2] for message in messages]
 
 
-def test_the_same_object_measures_once(tmp_path, monkeypatch):
+def test_same_object_measures_once(tmp_path, monkeypatch):
     entered, counted = [], []
     enter = FlopCounter.__enter__
     monkeypatch.setattr(FlopCounter, "__enter__", lambda self: entered.append(1) or enter(self))
@@ -46,12 +46,12 @@ def test_the_same_object_measures_once(tmp_path, monkeypatch):
         fit_quietly(trainer, Net(), loader(20))  # max_epochs is reached
         trainer.validate(Net(), loader(20), verbose=False)
     assert said(messages) == [SAID.format(3)]
-    assert len(entered) == 2  # of the fit, and of the validation
+    assert len(entered) == 2  # for the fit and for the validation
     assert len(counted) == 20
     assert [type(one) for one in trainer.callbacks] == [ModelProfCallback, Callback]
 
 
-def test_it_measures_what_it_would_alone(tmp_path):
+def test_repeated_callback_measures_as_single_one(tmp_path):
     weights, steps, records = [], [], []
     for number in (1, 3):
         seed_everything(4, verbose=False)
@@ -68,8 +68,8 @@ def test_it_measures_what_it_would_alone(tmp_path):
     assert records == [[(5, 6)], [(5, 6)]]
 
 
-def test_a_list_for_two_trainers(tmp_path, monkeypatch):
-    """Lightning puts the callback of the entry point into this very list."""
+def test_reused_callback_list_warns_of_repeated_callbacks(tmp_path, monkeypatch):
+    """Lightning adds the entry point's callback to the user's list."""
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,report.files=false")
     shared = [Callback()]
     seen = []
@@ -82,7 +82,7 @@ def test_a_list_for_two_trainers(tmp_path, monkeypatch):
     assert seen == [[], [SAID.format(2)], [SAID.format(3)]]
 
 
-def test_one_of_the_program_and_one_of_the_environment(tmp_path, monkeypatch):
+def test_programs_callback_takes_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=3,report.terminal=false,report.files=false")
     monkeypatch.setattr(callback_connector, "_load_external_callbacks", lambda _: from_environment())
     own = make_callback(tmp_path, active=0)
@@ -92,7 +92,7 @@ def test_one_of_the_program_and_one_of_the_environment(tmp_path, monkeypatch):
     assert own.run.info.status == "finished"
 
 
-def test_the_profiler_and_the_callback(tmp_path):
+def test_profiler_and_callback_share_one_report(tmp_path):
     arguments = grouped({"active": 0, "sampling": False, "terminal": False, "files": False})
     profiler, callback = ModelProfiler(**arguments), ModelProfCallback(**arguments)
     with our_warnings() as messages:
@@ -101,7 +101,7 @@ def test_the_profiler_and_the_callback(tmp_path):
     assert profiler.report is callback.report is not None
 
 
-def test_only_the_first_rank_says_so(tmp_path, monkeypatch):
+def test_only_first_rank_warns(tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "is_global_zero", False)
     callback = make_callback(tmp_path, active=0, files=False)
     with our_warnings() as messages:
@@ -109,8 +109,8 @@ def test_only_the_first_rank_says_so(tmp_path, monkeypatch):
     assert messages == []
 
 
-def test_hooks_that_another_callback_calls_as_well(tmp_path, monkeypatch):
-    """It is in the list once, and each hook comes twice."""
+def test_hooks_also_called_by_another_callback_count_once(tmp_path, monkeypatch):
+    """The callback is in the list once, but each hook is called twice."""
     entered = []
     enter = FlopCounter.__enter__
     monkeypatch.setattr(FlopCounter, "__enter__", lambda self: entered.append(1) or enter(self))

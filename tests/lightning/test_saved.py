@@ -1,4 +1,4 @@
-"""Callbacks in files, in other processes, and in copies that a library makes."""
+"""Tests callbacks saved to files, sent to other processes and copied by libraries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAVED = ModelProfCallback(active=3, dirpath="out", rules={"slow_steps": False})
 
 
 class Own(ModelProfCallback):
-    """A class of somebody's program."""
+    """A user's subclass."""
 
 
 def saved_by_torch(one):
@@ -39,7 +39,7 @@ def loaded_by_torch(data):
 
 @pytest.mark.parametrize("dump", [pickle.dumps, saved_by_torch])
 @pytest.mark.parametrize("kind", [ModelProfCallback, Own])
-def test_a_file_has_a_bare_callback(dump, kind):
+def test_file_has_plain_callback(dump, kind):
     data = dump(kind(active=3))
     assert b"modelprof" not in data.lower()
     load = pickle.loads if dump is pickle.dumps else loaded_by_torch
@@ -49,14 +49,14 @@ def test_a_file_has_a_bare_callback(dump, kind):
 
 
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_any_protocol(protocol):
+def test_all_pickle_protocols_work(protocol):
     made = pickle.loads(pickle.dumps(SAVED, protocol))
     assert type(made) is lightning.pytorch.Callback
     assert (made.active, made.dirpath, made.rules) == (3, "out", {"slow_steps": False})
 
 
-def test_it_opens_where_this_package_is_not(tmp_path):
-    """And does nothing there, whatever its attributes are called."""
+def test_file_opens_without_this_package(tmp_path):
+    """There it does nothing, whatever its attributes are called."""
     (tmp_path / "model.pkl").write_bytes(pickle.dumps({"callbacks": [SAVED]}))
     script = """
     import pickle, sys
@@ -75,7 +75,7 @@ def test_it_opens_where_this_package_is_not(tmp_path):
 
 
 class OnlyLightnings(pickle.Unpickler):
-    """As darts opens its models: classes of packages that it knows."""
+    """Like darts, which only loads classes from known packages."""
 
     def find_class(self, module, name):
         if module.partition(".")[0] not in ("pytorch_lightning", "copyreg"):
@@ -83,8 +83,8 @@ class OnlyLightnings(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def test_a_model_that_keeps_the_arguments_of_its_trainer(tmp_path):
-    """The class is of the package whose Trainer ran it."""
+def test_saved_class_is_that_of_trainers_package(tmp_path):
+    """A saved model may contain its Trainer's arguments."""
     callback = make_callback(tmp_path, active=0)
     trainer = pytorch_lightning.Trainer(
         callbacks=[callback],
@@ -103,7 +103,7 @@ def test_a_model_that_keeps_the_arguments_of_its_trainer(tmp_path):
 
 @pytest.mark.parametrize("dumps", [ForkingPickler.dumps, cloudpickle.dumps])
 @pytest.mark.parametrize("kind", [ModelProfCallback, Own])
-def test_what_goes_to_another_process_measures(tmp_path, dumps, kind):
+def test_callback_sent_to_another_process_measures(tmp_path, dumps, kind):
     sent = kind(active=0, dirpath=tmp_path / "run", report={"terminal": False}, flops=False)
     made = pickle.loads(dumps({"callbacks": [sent]}))["callbacks"][0]
     assert type(made).__name__ == kind.__name__
@@ -111,8 +111,8 @@ def test_what_goes_to_another_process_measures(tmp_path, dumps, kind):
     assert len(made.run.ranks[0].steps) == 12
 
 
-def test_the_original_of_a_copy_has_its_report(tmp_path):
-    """Libraries copy the arguments of their Trainers before each fit."""
+def test_original_gets_its_copys_report(tmp_path):
+    """Libraries copy their Trainer arguments before each fit."""
     users = make_callback(tmp_path, active=0)
     for number in (24, 16):
         made = copy.deepcopy({"callbacks": [copy.deepcopy(users)]})["callbacks"][0]
@@ -127,7 +127,7 @@ def test_the_original_of_a_copy_has_its_report(tmp_path):
     assert "8 training steps" in users.report.title
 
 
-def test_a_report_of_its_own_stays(tmp_path):
+def test_original_keeps_its_own_report(tmp_path):
     users = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, users), Net(), loader(24))
     made = copy.deepcopy(users)
@@ -136,7 +136,7 @@ def test_a_report_of_its_own_stays(tmp_path):
     assert [len(one.run.ranks[0].steps) for one in (users, made)] == [12, 8]
 
 
-def test_a_copy_lives_longer_than_its_original(tmp_path):
+def test_copy_outlives_its_original(tmp_path):
     made = copy.copy(make_callback(tmp_path, active=0))
     gc.collect()
     fit_quietly(make_trainer(tmp_path, made), Net(), loader(24))
@@ -144,7 +144,7 @@ def test_a_copy_lives_longer_than_its_original(tmp_path):
 
 
 class Counting:
-    """Counts samples, and holds the callback that asks it."""
+    """Counts samples, and refers to the callback that calls it."""
 
     def __init__(self):
         self.callback = ModelProfCallback(samples_fn=self)
@@ -153,13 +153,13 @@ class Counting:
         return 1
 
 
-def test_a_callback_that_holds_itself_is_copied():
+def test_callback_that_refers_to_itself_is_copied():
     made = copy.deepcopy(Counting())
     assert made.callback.config.samples_fn is made
 
 
-def test_an_older_trainer_takes_it(tmp_path):
-    """Before 2.6 pytorch_lightning looks for its own class among the bases."""
+def test_older_trainer_accepts_callback(tmp_path):
+    """Before 2.6, pytorch_lightning checks for its own class among the bases."""
     script = """
     import sys, types
     import lightning_modelprof

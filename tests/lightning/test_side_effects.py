@@ -1,6 +1,6 @@
-"""Objects of the user's are asked as often as without the callback: what they do when asked is theirs.
+"""Tests that user objects are called exactly as often as without the callback.
 
-A special method may draw random numbers or count its calls. Each one here notes its calls.
+A special method may draw random numbers or count its calls. Each one here records its calls.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def noted(name, original):
 
 
 def tattling(base):
-    """A class, derived from another one, that notes each call of what it, its class or its objects do."""
+    """Subclass that records each call of its own methods and those of its metaclass."""
     kind = type(base)
     own_class = {name: noted(f"class {name}", getattr(kind, name)) for name in CLASS_HOOKS}
     own = {
@@ -138,8 +138,8 @@ def calls_in_a_fit(folder, *callbacks):
     return Counter(calls), module.layers[0].weight.detach().as_subclass(torch.Tensor)
 
 
-def test_nothing_of_the_users_is_asked_more_often(tmp_path):
-    calls_in_a_fit(tmp_path)  # abstract classes remember what they were asked about
+def test_user_objects_are_not_called_more_often(tmp_path):
+    calls_in_a_fit(tmp_path)  # abstract classes cache earlier checks
     without, weight = calls_in_a_fit(tmp_path)
     callback = make_callback(tmp_path, active=0, flops=True, sampling=True)
     with_it, same_weight = calls_in_a_fit(tmp_path, callback)
@@ -151,7 +151,7 @@ def test_nothing_of_the_users_is_asked_more_often(tmp_path):
 
 
 class Functions(torch.overrides.TorchFunctionMode):
-    """Notes each function of torch that is called while it is entered."""
+    """Records each torch function called while active."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +162,7 @@ class Functions(torch.overrides.TorchFunctionMode):
         return function(*arguments, **(options or {}))
 
 
-def test_a_mode_of_the_users_sees_the_same_in_inspected_steps(tmp_path):
+def test_users_function_mode_sees_same_in_inspected_steps(tmp_path):
     seen = []
 
     class Watched(LightningModule):
@@ -187,8 +187,8 @@ def test_a_mode_of_the_users_sees_the_same_in_inspected_steps(tmp_path):
 
 
 @pytest.mark.parametrize("recorded", [12, 60])
-def test_a_torch_profiler_of_the_users_sees_no_inspected_step(tmp_path, recorded):
-    """It counts operators, also those that run inside ours."""
+def test_users_torch_profiler_sees_no_inspected_step(tmp_path, recorded):
+    """It counts operators, including those that run inside ours."""
 
     class Profiled(Callback):
         def on_train_batch_start(self, *others):
@@ -215,7 +215,7 @@ def test_a_torch_profiler_of_the_users_sees_no_inspected_step(tmp_path, recorded
 
 
 class Recursive(LightningModule):
-    """Calls itself as often as Python lets it, and three levels less."""
+    """Calls itself ``depth`` times."""
 
     def __init__(self, depth):
         super().__init__()
@@ -246,8 +246,8 @@ def deepest():
     return 99 + bisect.bisect_left(range(100, 500), True, key=lambda depth: not fits_in(depth))
 
 
-def test_a_model_that_needs_all_of_the_stack_trains(tmp_path):
-    """Hooks of ours take a frame of Python's stack at every level."""
+def test_model_that_needs_whole_stack_trains(tmp_path):
+    """Our hooks use one Python stack frame at every level."""
     module = Recursive(deepest() - 9)
     callback = make_callback(tmp_path, active=0, flops=True)
     before = sys.getrecursionlimit()

@@ -1,4 +1,4 @@
-"""Windows of several ranks: the dashboard says the one command that brings them, and it does."""
+"""Tests that the command shown in the dashboard adds the windows of all ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ trainer.fit(Net(), DataLoader(TensorDataset(torch.zeros(64, 4)), 2))
 
 
 class Stored:
-    """The profiles of a log directory, as the dashboard reads them."""
+    """Profiles in a log directory, as read by the dashboard."""
 
     def __init__(self, logdir):
         multiplexer = EventMultiplexer()
@@ -86,7 +86,7 @@ def command_in(document):
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
-def test_the_command_brings_the_windows_of_all_ranks(tmp_path, monkeypatch, capsys):
+def test_shown_command_adds_windows_of_all_ranks(tmp_path, monkeypatch, capsys):
     result = run_script(JOB, json.dumps("all"), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     monkeypatch.chdir(tmp_path)
@@ -107,7 +107,7 @@ def test_the_command_brings_the_windows_of_all_ranks(tmp_path, monkeypatch, caps
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
-def test_no_command_where_one_rank_records(tmp_path):
+def test_no_command_if_only_one_rank_records(tmp_path):
     result = run_script(JOB, json.dumps([0]), cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert command_in(distributed(Stored(tmp_path / "my logs").window("net/version_0"))) is None

@@ -1,7 +1,7 @@
-"""What the workers of DataLoaders may meet with: batches and errors are what they are without us, bit by bit.
+"""Tests that DataLoader workers give bit-identical batches and the same errors as without us.
 
-Each thing happens twice, with the callback and without. What was measured is held against what the samples
-themselves say of who made them.
+Each case runs with and without the callback. Measurements are compared with the worker and process that each
+sample records.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: Any) -> None:
-    """How long torch waits for its workers to end."""
+    """Shorten torch's wait for its workers to exit."""
     monkeypatch.setattr(_utils, "MP_STATUS_CHECK_INTERVAL", 0.1)
     monkeypatch.setattr(_utils.worker, "MP_STATUS_CHECK_INTERVAL", 0.1)
 
@@ -65,14 +65,14 @@ def _soon(monkeypatch: Any) -> None:
 
 
 class Several(Mapped):
-    """Is asked for a whole batch at once."""
+    """Loads a whole batch in one call."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self.transform(sample(index)) for index in indices]
 
 
 class Yielding(IterableDataset):
-    """A generator; each worker yields its part, and changes the data set as it goes."""
+    """A generator. Each worker yields its part, and changes the data set meanwhile."""
 
     def __init__(self) -> None:
         self.transform = Compose(twice, AddNoise())
@@ -87,7 +87,7 @@ class Yielding(IterableDataset):
 
 
 class Threaded(Mapped):
-    """Makes each sample in threads of its own, as some libraries do; those draw no random numbers."""
+    """Builds each sample in threads, as some libraries do. They draw no random numbers."""
 
     def __getitem__(self, index: int) -> Any:
         one = sample(index)
@@ -97,7 +97,7 @@ class Threaded(Mapped):
 
 
 class Peculiar(Mapped):
-    """Looks at itself closely, and at who calls it."""
+    """Checks its own class, attributes and worker info."""
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
@@ -138,7 +138,7 @@ def of_one_dataset() -> dict[str, Any]:
     return {"one": load(data), "other": load(data, batch_size=3, num_workers=1, shuffle=True)}
 
 
-# A fit, what came of it, and what it left
+# A fit, its outcome and its leftovers
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Outcome:
 
 
 class Journal(Callback):
-    """Writes down each batch, and who made its samples."""
+    """Records each batch, and which worker built its samples."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -169,7 +169,7 @@ class Journal(Callback):
 
 
 def parts_of(batch: Any) -> list[dict[str, Any]]:
-    """The batches of several loaders, or of one."""
+    """Batches of one or several loaders."""
     if isinstance(batch, dict) and "x" in batch:
         return [batch]
     several = batch.values() if isinstance(batch, dict) else batch
@@ -182,7 +182,7 @@ class Module(Net):
 
 
 class Reloaded(Module):
-    """Its loader has another number of workers in each epoch."""
+    """Its loader has a different number of workers in each epoch."""
 
     def train_dataloader(self) -> Any:
         return load(num_workers=(1, 2, 0, 2)[self.trainer.current_epoch], shuffle=True)
@@ -191,13 +191,13 @@ class Reloaded(Module):
 def train(
     folder: Path, make_data: Callable[[], Any], is_measured: bool, module: type = Module, **trainer: Any
 ) -> Outcome:
-    """One fit with the random numbers of a seed; whatever ends it is in the outcome."""
+    """Run one fit with a fixed seed. An error that ends it is in the outcome."""
     outcome = Outcome()
     seed_everything(5, workers=True, verbose=False)
     callback = make_callback(folder, active=0, sampling=True) if is_measured else None
     callbacks = [Journal(outcome)] if callback is None else [callback, Journal(outcome)]
     gc.collect()
-    before = left_behind()[1]  # what another test of this process has not let go yet
+    before = left_behind()[1]  # not yet released by another test
     with our_warnings() as messages:
         try:
             fit_quietly(make_trainer(folder, *callbacks, **trainer), module(), make_data())
@@ -212,7 +212,7 @@ def train(
 
 
 def both(folder: Path, make_data: Callable[[], Any], **fit: Any) -> tuple[Outcome, Outcome]:
-    """Without the callback and with it: the same batches in the same order, and nothing left behind."""
+    """Check that fits with and without the callback have the same batches, and that we leave nothing."""
     expected = train(folder, make_data, False, **fit)
     gc.collect()
     before = left_behind()
@@ -232,17 +232,17 @@ def both(folder: Path, make_data: Callable[[], Any], **fit: Any) -> tuple[Outcom
 
 
 def left_behind() -> tuple[set[str], Counter[str]]:
-    """Files of ours in shared memory and in the folder of temporary files, and what is open here, by kind."""
-    multiprocessing.active_children()  # joins workers that torch has ended and not waited for
+    """Our files in shared memory and the temporary directory, and counts of open files by kind."""
+    multiprocessing.active_children()  # joins workers that torch ended without waiting
     opened: Counter[str] = Counter()
     for fd in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the listing
+        with suppress(OSError):  # the directory listing itself
             opened[re.sub(r"\d+", "N", str(fd.readlink()))] += 1
     return ours_in("/dev/shm") | ours_in(tempfile.gettempdir()), opened
 
 
 def new_since(before: tuple[set[str], Counter[str]]) -> tuple[set[str], Counter[str]]:
-    """What is left behind now and was not there before."""
+    """Leftovers that were not there before."""
     files, opened = left_behind()
     return files - before[0], opened - before[1]
 
@@ -251,7 +251,7 @@ def ours_in(folder: str) -> set[str]:
     return {path.name for path in Path(folder).iterdir() if "modelprof" in path.name}
 
 
-# What works
+# Working loaders
 
 
 EPOCHS = {"max_epochs": 2}
@@ -269,7 +269,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
     "worker_init_fn and collate_fn": (lambda: load(worker_init_fn=draw_more, collate_fn=collate), EPOCHS),
     "threads in workers": (lambda: load(Threaded(Compose(twice))), {}),
     "looks at itself": (lambda: load(Peculiar()), EPOCHS),
-    # Lightning's own worker_init_fn, where the user has none, imports Lightning in each worker.
+    # Without a worker_init_fn, Lightning sets its own, which imports Lightning in each worker.
     "spawn": (partial(load, num_workers=1, worker_init_fn=draw_more, multiprocessing_context="spawn"), {}),
     "one worker, prefetch 1": (lambda: load(num_workers=1, prefetch_factor=1), EPOCHS),
     "two loaders with one dataset": (of_one_dataset, EPOCHS),
@@ -283,7 +283,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
 
 
 UNCONSUMED = ("two loaders with one dataset", "CombinedLoader", "other numbers of workers")
-"""Where Lightning begins iterators whose last batches it never takes."""
+"""Cases in which Lightning starts iterators without taking their last batches."""
 
 NUM_WORKERS = {
     "spawn": {1},
@@ -295,15 +295,15 @@ CALLS = {"threads in workers": {"Compose", "twice"}}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_batches_are_the_same(tmp_path: Path, case: str) -> None:
+def test_batches_and_worker_counts_are_unchanged(tmp_path: Path, case: str) -> None:
     make_data, fit = CASES[case]
     expected, found = both(tmp_path, make_data, **fit)
     assert expected.error is None
     assert len(found.batches) >= 4
-    # Who made how many samples, and how many processes a worker had: as the samples themselves say.
+    # Samples and processes per worker, as recorded in the samples.
     of_worker, processes = Counter[int](), Counter[int]()
     for (worker, _), samples in found.made.items():
-        if worker >= 0:  # and not this process
+        if worker >= 0:  # not this process
             of_worker[worker] += samples
             processes[worker] += 1
     counted, starts = Counter[int](), Counter[int]()
@@ -323,19 +323,19 @@ def test_batches_are_the_same(tmp_path: Path, case: str) -> None:
         assert loader.calls[-1].kind == "collate"
 
 
-def test_two_fits_can_differ(tmp_path: Path) -> None:
-    """The comparison can fail: other random numbers make other batches."""
+def test_comparison_can_fail(tmp_path: Path) -> None:
+    """Other random numbers give other batches."""
     one = train(tmp_path, load, False)
     other = train(tmp_path, partial(load, worker_init_fn=draw_more), False)
     assert len(one.batches) == len(other.batches)
     assert not set(one.batches) & set(other.batches)
 
 
-# What fails
+# Failing loaders
 
 
 class Fails:
-    """A transform that raises at one sample, at the bottom of some calls."""
+    """A transform that raises for one sample, a few calls deep."""
 
     def __init__(self, at: int = 9) -> None:
         self.at = at
@@ -383,19 +383,19 @@ FAILING: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("case", FAILING)
-def test_an_error_reads_as_without_us(tmp_path: Path, case: str) -> None:
+def test_error_text_is_unchanged(tmp_path: Path, case: str) -> None:
     expected, found = both(tmp_path, FAILING[case])
     errors = expected.error, found.error
     assert expected.error is not None
-    if sys.version_info < (3, 11):  # a frame cannot take itself out of a traceback there
+    if sys.version_info < (3, 11):  # frames can't remove themselves from tracebacks there
         assert str(expected.error).splitlines()[-1] == str(found.error).splitlines()[-1]
     else:
         texts = [
             re.sub(r'(concurrent.futures._base.py", line )[0-9]+', r"\1", str(error)) for error in errors
         ]
-        assert texts[0] == texts[1]  # but for whether the thread had failed before it was waited for
+        assert texts[0] == texts[1]  # except for whether the thread failed before the wait
     assert "of the user's" in str(found.error)
-    for loader in found.workers:  # what was measured before it stays
+    for loader in found.workers:  # earlier measurements are kept
         assert "init" in case or sum(one.samples for one in loader.workers) >= 2
 
 
@@ -408,9 +408,9 @@ class Dies(Mapped):
         return super().__getitem__(index)
 
 
-def test_a_killed_worker_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
+def test_killed_worker_keeps_its_measurements(tmp_path: Path) -> None:
     outcomes = [train(tmp_path, lambda: load(Dies()), is_measured) for is_measured in (False, True)]
-    for outcome in outcomes:  # its pipe may break before torch sees that it died
+    for outcome in outcomes:  # its pipe may break before torch notices that it died
         assert isinstance(outcome.error, RuntimeError | OSError | EOFError), repr(outcome.error)
     expected, found = outcomes
     come = min(len(expected.batches), len(found.batches))
@@ -418,7 +418,7 @@ def test_a_killed_worker_loses_nothing_that_it_wrote(tmp_path: Path) -> None:
     assert expected.batches[:come] == found.batches[:come]
     assert found.messages == []
     (loader,) = found.workers
-    # Worker 0 makes batches 0 and 2, and dies in the second sample of batch 4.
+    # Worker 0 builds batches 0 and 2, and dies in the second sample of batch 4.
     dead, other = loader.workers
     assert (dead.worker, dead.batches, dead.samples) == (0, 2, 4)
     assert other.batches in (2, 3)
@@ -449,7 +449,7 @@ UNPICKLABLE: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("what", UNPICKLABLE)
-def test_what_cannot_be_pickled(tmp_path: Path, what: str, method: str) -> None:
+def test_unpicklable_parts_raise_same_error(tmp_path: Path, what: str, method: str) -> None:
     make, message = UNPICKLABLE[what]
     expected, found = both(tmp_path, partial(make, multiprocessing_context=method))
     assert found.batches == []
@@ -458,7 +458,7 @@ def test_what_cannot_be_pickled(tmp_path: Path, what: str, method: str) -> None:
 
 
 def chain(error: BaseException | None) -> list[str]:
-    """An error, and those before it: Lightning's own is the last one here."""
+    """An error and those before it; Lightning's own is last here."""
     found = []
     while error is not None:
         found.append(re.sub("0x[0-9a-f]+", "0x", f"{type(error).__name__}: {error}"))
@@ -466,7 +466,7 @@ def chain(error: BaseException | None) -> list[str]:
     return found
 
 
-# What is short
+# Short resources
 
 
 def files_left(number: int) -> int:
@@ -485,7 +485,7 @@ SHORT: dict[str, tuple[int, Callable[[int], int], int, str]] = {
 
 
 @pytest.mark.parametrize("what", SHORT)
-def test_where_something_is_short_training_gets_it(tmp_path: Path, what: str) -> None:
+def test_training_takes_precedence_if_resources_are_short(tmp_path: Path, what: str) -> None:
     limit, count, number, said = SHORT[what]
     before = resource.getrlimit(limit)
     resource.setrlimit(limit, (count(number), before[1]))
@@ -499,12 +499,12 @@ def test_where_something_is_short_training_gets_it(tmp_path: Path, what: str) ->
     assert said in note
 
 
-# What is left when all ends
+# Leftovers
 
 
-def test_a_killed_training_leaves_nothing(tmp_path: Path) -> None:
-    """Its workers end by themselves, and the memory that they shared is gone with them."""
-    temporary = Path(tempfile.mkdtemp())  # short: the path of a socket in it may have 107 letters
+def test_killed_training_leaves_nothing(tmp_path: Path) -> None:
+    """Its workers exit, and their shared memory is released."""
+    temporary = Path(tempfile.mkdtemp())  # short, as a socket path in it may have at most 107 characters
     before = ours_in("/dev/shm")
     result = run_script(
         """
@@ -532,7 +532,7 @@ def test_a_killed_training_leaves_nothing(tmp_path: Path) -> None:
         time.sleep(0.1)
     assert not left
     assert ours_in("/dev/shm") == before
-    # torch's own folders are there without us, too
+    # torch's own directories also exist without us
     assert [path for path in temporary.rglob("*") if "modelprof" in path.name] == []
     shutil.rmtree(temporary)
 
@@ -541,14 +541,14 @@ def processes_of(session: int) -> list[int]:
     """Living processes of a session: the training and its workers."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has just ended
+        with suppress(OSError):  # the process has just ended
             state, _, _, own_session = path.read_text().rpartition(")")[2].split()[:4]
             if int(own_session) == session and state != "Z":
                 found.append(int(path.parent.name))
     return found
 
 
-def test_no_worker_stays_after_a_fit(tmp_path: Path) -> None:
+def test_no_worker_survives_fit(tmp_path: Path) -> None:
     train(tmp_path, partial(load, persistent_workers=True), True)
     gc.collect()
     assert multiprocessing.active_children() == []

@@ -1,4 +1,4 @@
-"""``lightning-modelprof selftest``: what it prints and writes when checks pass, fail, hang, crash or stop."""
+"""Tests the output of ``lightning-modelprof selftest`` when checks pass, fail, hang, crash or stop."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ sys.modules["lightning_modelprof.selftest.lab"] = types.SimpleNamespace(Lab=lamb
 from lightning_modelprof.selftest.child import main
 main()
 """
-"""Without torch and Lightning, which take seconds to import."""
+"""Avoids torch and Lightning, which take seconds to import."""
 
 MACHINE = {"device": "cpu", "available": True, "devices": 1, "versions": {"torch": "2.13.0"}}
 
 
 @pytest.mark.slow
-def test_on_a_cpu_what_can_run_passes(tmp_path, monkeypatch, capsys):
-    """Without limits that a busy machine could miss; all checks run in .ci/run."""
+def test_checks_that_can_run_pass_on_cpu(tmp_path, monkeypatch, capsys):
+    """Has no limits that a busy machine could miss. All checks run in .ci/run."""
     checks = [replace(check, seconds=900) for check in CHECKS if check.name in ("training", "gpu phases")]
     monkeypatch.setattr(runner, "CHECKS", checks)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -89,10 +89,10 @@ def test_on_a_cpu_what_can_run_passes(tmp_path, monkeypatch, capsys):
     assert all(one["passes"] for one in compared)
     assert {"python", "system", "cpus", "versions", "device"} <= set(written["machine"])
     assert_private(file.read_text())
-    assert sorted(tmp_path.iterdir()) == [file]  # trainings leave nothing where it was called
+    assert sorted(tmp_path.iterdir()) == [file]  # trainings leave no files in the current directory
 
 
-def test_what_does_not_fit_into_the_budget_is_skipped():
+def test_checks_beyond_budget_are_skipped():
     results = []
     runner.run_checks("cuda", 0, lambda check: pytest.fail(f"{check.name} began"), results.append)
     assert [(one.name, one.status) for one in results] == [(check.name, "SKIP") for check in CHECKS]
@@ -100,7 +100,7 @@ def test_what_does_not_fit_into_the_budget_is_skipped():
 
 
 def assert_private(text):
-    """Whole names: ``root`` is in other words."""
+    """Check that no private name appears as a whole word (``root`` is part of other words)."""
     words = set(text.replace('"', " ").split())
     assert [one for one in PRIVATE if one in words or ("/" in one and one in text)] == []
     assert "/" not in text.replace("FLOP/s", "").replace("/step", "")
@@ -120,14 +120,14 @@ def faulty(tmp_path, monkeypatch):
 
 
 def in_the_way(folder, monkeypatch):
-    """The user's folder, with a file that has the name of a module of Python."""
+    """Enter a user directory with a file named like a standard module."""
     folder.mkdir()
     (folder / "select.py").write_text("raise SystemExit('a file of the user was imported')")
     monkeypatch.chdir(folder)
 
 
 @pytest.mark.slow
-def test_a_users_files_are_no_modules_for_either_process_of_ddp(tmp_path, monkeypatch):
+def test_user_files_are_not_imported_by_ddp_processes(tmp_path, monkeypatch):
     in_the_way(tmp_path / "project", monkeypatch)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     [ddp] = [one for one in CHECKS if one.name == "ddp"]
@@ -135,7 +135,7 @@ def test_a_users_files_are_no_modules_for_either_process_of_ddp(tmp_path, monkey
     assert (result.status, result.reason) == ("PASS", "")
 
 
-def test_a_copy_that_is_not_installed_is_found(monkeypatch):
+def test_uninstalled_copy_is_found(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     code = (
@@ -164,7 +164,7 @@ def test_checks_that_differ_hang_or_crash_fail(faulty, capsys):
     assert_private(faulty.read_text())
 
 
-def test_ctrl_c_shows_what_is_there(tmp_path, monkeypatch, capsys):
+def test_ctrl_c_shows_results_so_far(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_child", lambda *_: ([{"facts": MACHINE}], ""))
     monkeypatch.setattr(runner, "run_check", interrupted_at("windows"))
     assert main(["selftest", "--json", str(tmp_path / "out.json")]) == 130
@@ -192,13 +192,13 @@ def interrupted_at(name):
     ],
     ids=lambda one: one[0] if isinstance(one, list) else "",
 )
-def test_arguments_that_cannot_be_meant_are_refused(arguments, said, capsys):
+def test_invalid_arguments_are_rejected(arguments, said, capsys):
     with suppress(SystemExit):
         assert main(["selftest", *arguments]) == 1
     assert said in capsys.readouterr().err
 
 
-def test_however_much_fails_there_are_at_most_40_lines():
+def test_output_has_at_most_40_lines_if_everything_fails():
     bad = [Compared(f"number {n}", n, n + 1, 0.1, Unit.DURATION_NS) for n in range(300)]
     results = [Result(check.name, "FAIL", 90.0, bad, "raised " + "x" * 500) for check in CHECKS]
     machine = MACHINE | {
@@ -242,12 +242,12 @@ def test_however_much_fails_there_are_at_most_40_lines():
         socket.gethostname(),
     ],
 )
-def test_what_is_private_is_removed(private):
+def test_private_parts_are_removed(private):
     assert scrubbed(f"can't open {private}") == "can't open <removed>"
     assert scrubbed(f"it isn't in {private}, the 2nd isn't it") == "it isn't in <removed>, the 2nd isn't it"
 
 
-def test_what_is_not_private_stays():
+def test_public_text_is_kept():
     text = "torch.compile's aten::mm isn't in torch 2.13.0, {'flops': True}, 12 MiB at 15:53"
     assert scrubbed(text) == text
 
@@ -266,7 +266,7 @@ def test_what_is_not_private_stays():
     ],
     ids=lambda one: type(one).__name__,
 )
-def test_what_is_told_of_an_error(error, said):
+def test_error_texts_keep_only_safe_parts(error, said):
     assert told(error) == said
 
 
@@ -286,5 +286,5 @@ def test_what_is_told_of_an_error(error, said):
         (float("nan"), 1, {"limit": 9.0}, False),
     ],
 )
-def test_when_two_numbers_agree(ours, truth, more, passes):
+def test_numbers_agree_within_limits(ours, truth, more, passes):
     assert Compared("a number", ours, truth, **more).passes is passes

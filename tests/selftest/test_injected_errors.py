@@ -1,6 +1,6 @@
-"""The self-test can fail: numbers of the package are broken one at a time, and each break is a FAIL.
+"""Tests that the self-test can fail: each broken number must cause a FAIL.
 
-What only a GPU shows is covered by stored traces of GPUs, and by a device whose clock is the CPU's.
+Stored GPU traces and a simulated device cover what only a GPU would show.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ TRACES = [FOLDER / f"h100_{name}.pt.trace.json.gz" for name in ("waits", "item")
 
 
 class Ticks:
-    """The time of a device, which passes in layers alone."""
+    """Clock of a simulated device, which advances only in layers."""
 
     now_ns = 0
 
 
 class Event:
-    """An event of that device."""
+    """Event of the simulated device."""
 
     def record(self):
         self.at = Ticks.now_ns
@@ -59,7 +59,7 @@ class Event:
 
 
 class Device:
-    """The package's clock of that device."""
+    """The package's clock for the simulated device."""
 
     def mark(self):
         event = Event()
@@ -80,7 +80,7 @@ class Device:
 
 
 class Passes(torch.autograd.Function):
-    """3 ms in forward, 7 ms in backward."""
+    """Takes 3 ms in forward and 7 ms in backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -99,14 +99,14 @@ class Layer(torch.nn.Linear):
 
 
 class FakeGpu(Lab):
-    """A GPU for what asks for its events alone."""
+    """Simulates only a GPU's events."""
 
     def event(self):
         return Event()
 
 
 class FakeCuda(Lab):
-    """A GPU of which nothing is recorded: all runs on the CPU."""
+    """Claims to be a GPU, but runs on the CPU and records no GPU work."""
 
     def __init__(self, folder):
         super().__init__("cpu", folder)
@@ -125,7 +125,7 @@ class FakeCuda(Lab):
 
 @pytest.fixture
 def compared(tmp_path, monkeypatch):
-    """A check's comparisons, of a training as short as it may be."""
+    """Comparisons of a check, for the shortest possible training."""
     monkeypatch.setattr(checks_time, "STEPS", 18)
 
     def run(name):
@@ -137,7 +137,7 @@ def compared(tmp_path, monkeypatch):
             return list(
                 checks_time._device_phases(FakeGpu("cpu", tmp_path), "net", Layer(4, 4), torch.ones(2, 4))
             )
-        if name == "cpu phases":  # a wait for a CPU would be in one side's time and not in the other's
+        if name == "cpu phases":  # a wait for a CPU would count on one side only
             clock, make = UndisturbedClock(), Lab.callback
             monkeypatch.setattr(checks_time, "time", SimpleNamespace(perf_counter_ns=clock, sleep=time.sleep))
 
@@ -163,7 +163,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", [*CHECKS, "stored trace", "gpu phases"])
-def test_numbers_that_are_right_pass(name, compared):
+def test_correct_numbers_pass(name, compared):
     found = compared(name)
     assert [one.sentence() for one in found if not one.passes] == []
     assert len(found) >= 3
@@ -172,13 +172,13 @@ def test_numbers_that_are_right_pass(name, compared):
 @pytest.mark.parametrize(
     "path", sorted(FOLDER.glob("h100_*.json.gz")), ids=lambda path: path.name.split(".")[0]
 )
-def test_our_traces_of_a_gpu_pass(path):
+def test_stored_gpu_traces_pass(path):
     found = list(checks_trace.compare_trace(path, "h100"))
     assert [one.sentence() for one in found if not one.passes] == []
     assert len(found) > 20
 
 
-# Ten numbers and more, each broken in one place
+# Numbers, each broken in one place
 
 
 def swap_phases(patch):
@@ -332,21 +332,21 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_broken_number_fails(error, compared, monkeypatch):
+def test_broken_number_fails(error, compared, monkeypatch):
     check, break_it, name = ERRORS[error]
     break_it(monkeypatch)
     wrong = [one.name for one in compared(check) if not one.passes]
     assert any(name in one for one in wrong), wrong
 
 
-# Checks that need a GPU, with a false one
+# Checks that need a GPU, with a fake one
 
 
 def failed(comparisons):
     return [one.name for one in comparisons if not one.passes]
 
 
-def test_a_warning_is_told_without_names(compared, monkeypatch):
+def test_warning_is_shown_without_private_names(compared, monkeypatch):
     before_setup(warn_of_a_file)(monkeypatch)
     [said] = [one.ours for one in compared("training") if one.name == "warnings of the profiler"]
     assert said.startswith("ModelProfCallback: it isn't in <removed>; ModelProf")
@@ -380,7 +380,7 @@ def test_phase_peaks_are_compared_without_workspaces(forward, backward, wrong):
     assert failed(peaks.growth(step)) == wrong
 
 
-def test_a_report_without_errors_of_the_allocator_fails(tmp_path, monkeypatch):
+def test_out_of_memory_fails_if_report_has_no_errors(tmp_path, monkeypatch):
     def run_out(self, batch, batch_idx):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 256.00 MiB.")
 
@@ -406,14 +406,14 @@ def test_traces_without_kernels_fail(tmp_path):
     ]
 
 
-def test_waits_of_nothing_fail(tmp_path):
+def test_waiting_calls_fail_without_kernels(tmp_path):
     lab = FakeCuda(tmp_path)
     found = failed(checks_trace.waiting_calls(lab))
     assert found == [f"{name}: kernels without the callback" for name in ("clipping", "16-mixed")]
-    assert lab.synchronized == 8  # before and after each of four
+    assert lab.synchronized == 8  # before and after each of four measurements
 
 
-def test_an_error_of_the_counter_is_no_absent_kernel(tmp_path, monkeypatch):
+def test_counter_error_is_not_missing_kernel(tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("in our counter")
 
@@ -422,7 +422,7 @@ def test_an_error_of_the_counter_is_no_absent_kernel(tmp_path, monkeypatch):
         list(checks_cost._attention(Lab("cpu", tmp_path)))
 
 
-def test_without_its_plain_kernel_attention_fails(tmp_path, monkeypatch):
+def test_attention_fails_without_its_plain_kernel(tmp_path, monkeypatch):
     @contextmanager
     def absent(backend):
         raise RuntimeError("no available kernel")
@@ -434,7 +434,7 @@ def test_without_its_plain_kernel_attention_fails(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fails_at", [1, 2])
-def test_a_model_that_fails_without_the_callback_is_skipped(tmp_path, fails_at):
+def test_model_that_fails_without_callback_is_skipped(tmp_path, fails_at):
     made = []
 
     def make():
@@ -450,7 +450,7 @@ def test_a_model_that_fails_without_the_callback_is_skipped(tmp_path, fails_at):
 
 
 def fake_mfu(patch, card, **ours):
-    """Steps of one second, of an A100 that does what the data sheet says."""
+    """One-second steps on an A100 that performs as its data sheet says."""
     size = 4096
     flops = 2 * size**3 * 11
     model = {"flops": flops, "flops_per_s": flops, "share_of_peak": flops / 312e12} | ours
@@ -479,17 +479,17 @@ def fake_mfu(patch, card, **ours):
     ],
     ids=str,
 )
-def test_mfu_is_compared_with_the_data_sheet(monkeypatch, ours, wrong):
+def test_mfu_is_compared_with_data_sheet(monkeypatch, ours, wrong):
     assert failed(fake_mfu(monkeypatch, "NVIDIA A100-SXM4-80GB", **ours)) == wrong
 
 
-def test_mfu_of_another_card_is_not_compared(monkeypatch):
+def test_mfu_of_unknown_card_is_not_compared(monkeypatch):
     with pytest.raises(Skip, match="not comparable"):
         list(fake_mfu(monkeypatch, "NVIDIA H100 80GB HBM3 MIG 1g.10gb"))
 
 
 @pytest.mark.parametrize(("product_ns", "depth"), [(100_000, 54), (10_000_000, 2)])
-def test_planted_faults_have_enough_work_and_need_a_gain(tmp_path, monkeypatch, product_ns, depth):
+def test_planted_faults_scale_with_gpu_and_need_gain(tmp_path, monkeypatch, product_ns, depth):
     lab, depths = FakeCuda(tmp_path), []
     lab.is_gpu, lab.product_ns, lab.step_ns = True, lambda _: product_ns, lambda *_: 20e6
     lab.tensor = lambda *_, **__: None
@@ -503,7 +503,7 @@ def test_planted_faults_have_enough_work_and_need_a_gain(tmp_path, monkeypatch, 
 
 
 def trace_with_gap(path):
-    """Two steps, whose forward has kernels of 1 ms with 2 ms between them, and backward one kernel."""
+    """Two steps: forward has two 1 ms kernels with a gap of 2 ms, backward has one kernel."""
     events = []
 
     def add(kind, name, begin_ms, end_ms, **args):
@@ -533,14 +533,14 @@ def trace_with_gap(path):
 @pytest.mark.parametrize(
     ("forward_ms", "is_right"), [(1.5, False), (2, True), (3, True), (4, True), (4.5, False)]
 )
-def test_a_phase_lasts_as_long_as_its_kernels_or_with_their_gaps(tmp_path, forward_ms, is_right):
+def test_phase_time_is_kernel_time_with_or_without_gaps(tmp_path, forward_ms, is_right):
     phases = [0] * len(PHASE_INDEX)
     phases[PHASE_INDEX["forward"]], phases[PHASE_INDEX["backward"]] = forward_ms * 1e6, 1e6
     wrong = failed(checks_time._with_kernels("net", trace_with_gap(tmp_path / "t.json"), {8: phases}))
     assert wrong == [] if is_right else wrong == ["net: forward in the window, and its kernels"]
 
 
-def test_a_slow_callback_is_overhead(tmp_path, monkeypatch):
+def test_slow_callback_counts_as_overhead(tmp_path, monkeypatch):
     hook = ModelProfCallback.on_train_batch_start
 
     def slow(self, *args):
