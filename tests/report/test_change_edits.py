@@ -1,4 +1,4 @@
-"""Edits of source files: what is written where, and that nothing else changes."""
+"""Source edits: what they write and where, and that nothing else changes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ BOTH = "num_workers=2, persistent_workers=True"
         ("DataLoader(ds, f'{a}\u2028', '''\n''')\n", f"DataLoader(ds, f'{{a}}\u2028', '''\n''', {BOTH})\n"),
     ],
 )
-def test_arguments_are_written_where_a_person_would(before, after):
+def test_arguments_are_added_in_natural_places(before, after):
     assert edited(before) == after
 
 
@@ -99,7 +99,7 @@ def test_defaults_are_not_written():
         "DataLoader(",
     ],
 )
-def test_what_is_not_edited(source):
+def test_unsafe_sources_are_refused(source):
     with pytest.raises(Refused):
         edited(source)
 
@@ -112,14 +112,14 @@ def test_what_is_not_edited(source):
         ("self.log('x', a\n  .item ( ))", "self.log('x', a)"),
     ],
 )
-def test_a_method_is_dropped(before, after):
+def test_method_call_is_dropped(before, after):
     edit = SourceEdit(before.encode())
     edit.drop_method(call_in(edit.tree, "item"), "item")
     assert edit.result().decode() == after
 
 
 @pytest.mark.parametrize("source", ["x.item(1)", "x.item(  # why\n)", "x.item(*a)"])
-def test_a_call_with_something_in_it_is_kept_or_goes_as_a_whole(source):
+def test_call_with_content_is_kept_or_dropped_whole(source):
     edit = SourceEdit(source.encode())
     try:
         edit.drop_method(call_in(edit.tree, "item"), "item")
@@ -144,14 +144,14 @@ def test_a_call_with_something_in_it_is_kept_or_goes_as_a_whole(source):
         ),
     ],
 )
-def test_a_statement_is_written_below(before, lines, after):
+def test_statement_is_added_below(before, lines, after):
     edit = SourceEdit(before.encode())
     edit.add_after(*lines, "self.a.x()")
     assert edit.result().decode() == after
 
 
 @pytest.mark.parametrize("source", ["self.a = B(); y = 1\n", "if c: self.a = B()\n", "x = 1\n\n"])
-def test_nothing_is_written_below_what_shares_its_line(source):
+def test_nothing_is_added_below_shared_line(source):
     edit = SourceEdit(source.encode())
     with pytest.raises(Refused):
         edit.add_after(1, 1 if "a" in source else 2, "self.a.x()")
@@ -179,7 +179,7 @@ def calls(draw):
 
 
 @given(calls())
-def test_any_call_gets_its_arguments_and_keeps_its_others(source):
+def test_any_call_gets_new_arguments_and_keeps_others(source):
     before, after = ast.parse(source), ast.parse(edited(source))
     call, new = call_in(before), call_in(after)
     assert [ast.dump(one) for one in new.args] == [ast.dump(one) for one in call.args]
@@ -230,13 +230,13 @@ def test_git_applies_the_diff_in_the_working_directory(name, data, here):
     assert file.read_bytes().decode() == edited(data)
 
 
-def test_a_file_beyond_the_working_directory_gets_no_diff(here, tmp_path_factory):
+def test_file_outside_working_directory_gets_no_diff(here, tmp_path_factory):
     file = tmp_path_factory.mktemp("elsewhere") / "train.py"
     assert change(statement_of(file, b"DataLoader(ds)\n")) == ""
 
 
-def test_what_is_no_file_is_not_read(here):
-    """A run that somebody sends may name anything."""
+def test_pipe_or_folder_is_not_read(here):
+    """A run from elsewhere may name any path."""
     statement = statement_of(here / "train.py", b"DataLoader(ds)\n")
     (here / "train.py").unlink()
     os.mkfifo(here / "train.py")
@@ -246,7 +246,7 @@ def test_what_is_no_file_is_not_read(here):
     assert change(statement) == ""
 
 
-def test_many_changed_lines_are_no_diff(here):
+def test_many_changed_lines_give_no_diff(here):
     data = b"DataLoader(\n    ds,\n" + b"".join(b"    a%d=0,\n" % number for number in range(9)) + b")\n"
     statement = statement_of(here / "train.py", data)
     wanted = {f"a{number}": 1 for number in range(9)}

@@ -1,4 +1,4 @@
-"""Changes to paste: in trainings with one fault they apply, training runs, and nothing else changes."""
+"""Suggested changes apply to trainings with one fault, training still runs, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def repository(tmp_path):
 
 
 def train(file, name, callback, folder):
-    """Run a training file as the module of a user's; returns the trained weights."""
+    """Run a training file as a user's module; returns the trained weights."""
     spec = importlib.util.spec_from_file_location(name, file)
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # workers ask for it
+    sys.modules[name] = module  # workers import it
     try:
         spec.loader.exec_module(module)
         return module.main(callback, str(folder)).state_dict()
@@ -42,7 +42,7 @@ def train(file, name, callback, folder):
 
 
 def finding_of(training, repository, tmp_path):
-    """The finding of a training, from its run as measured or doctored, and the weights."""
+    """A training's finding, its run (measured or doctored) and its weights."""
     file = repository / "train.py"
     file.write_bytes(training.text.encode())
     callback = ModelProfCallback(
@@ -63,7 +63,7 @@ def finding_of(training, repository, tmp_path):
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda one: one.name)
-def test_a_change_applies_and_training_runs(training, repository, tmp_path):
+def test_change_applies_and_training_runs(training, repository, tmp_path):
     finding, _, before = finding_of(training, repository, tmp_path)
     assert finding.status is Status.FOUND, finding.summary
     change = finding.change
@@ -90,7 +90,7 @@ def test_a_change_applies_and_training_runs(training, repository, tmp_path):
         assert all(torch.equal(before[key], after[key]) for key in before)
 
 
-def test_there_are_20_trainings():
+def test_at_least_20_trainings_are_covered():
     assert len(TRAININGS) >= 20
     assert len({one.name for one in TRAININGS}) == len(TRAININGS)
 
@@ -100,7 +100,7 @@ def test_every_change_belongs_to_a_rule():
 
 
 @pytest.mark.parametrize("training", REFUSED, ids=lambda one: one.name)
-def test_without_one_statement_at_fault_there_is_a_line_to_write(training, repository, tmp_path):
+def test_change_without_single_statement_is_line_to_write(training, repository, tmp_path):
     finding, _, _ = finding_of(training, repository, tmp_path)
     assert finding.status is Status.FOUND, finding.summary
     assert finding.change is not None
@@ -150,7 +150,7 @@ def main(callback, folder):
         ("optimizer_not_fused", "", CHANGES_NUMERICS),
     ],
 )
-def test_lightning_cli_gets_the_key_of_its_yaml_file(finding, key, label, repository, tmp_path):
+def test_lightning_cli_gets_its_yaml_key(finding, key, label, repository, tmp_path):
     rules = ANYTHING | ({"least_tensors": 1} if finding == "optimizer_not_fused" else {})
     training = Training(finding, finding, NET + CLI, rules=rules)
     found, run, _ = finding_of(training, repository, tmp_path)
@@ -162,7 +162,7 @@ def test_lightning_cli_gets_the_key_of_its_yaml_file(finding, key, label, reposi
     assert bool(found.change.diff) == (not key)
 
 
-def test_a_file_that_was_edited_gets_no_diff(repository, tmp_path):
+def test_edited_file_gets_no_diff(repository, tmp_path):
     [training] = [one for one in TRAININGS if one.name == "profiler by name"]
     finding, run, _ = finding_of(training, repository, tmp_path)
     assert finding.change.diff
@@ -180,8 +180,8 @@ def test_a_file_that_was_edited_gets_no_diff(repository, tmp_path):
     assert gone == edited
 
 
-def test_a_module_that_other_code_may_train_is_not_frozen(repository, tmp_path):
-    """One that is copied, handed on, unfrozen later or stepped by another optimizer."""
+def test_module_that_other_code_may_train_is_not_frozen(repository, tmp_path):
+    """The module is copied, unfrozen later or stepped by another optimizer."""
     [training] = [one for one in TRAININGS if one.finding == "unused_gradients"]
     made = "        self.teacher.eval()\n"
     for line in (
@@ -197,5 +197,5 @@ def test_a_module_that_other_code_may_train_is_not_frozen(repository, tmp_path):
         assert not [one for one in run.ranks[0].setup.statements if one.about == "untrained"]
 
 
-def test_labels_are_the_two():
+def test_only_two_labels_are_used():
     assert {one.label for one in (*TRAININGS, *REFUSED)} == {SAME_RESULTS, CHANGES_NUMERICS}

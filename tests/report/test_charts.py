@@ -1,4 +1,4 @@
-"""Charts of a run, against sums that are made by hand or by a loop over the steps."""
+"""A run's charts, compared with sums by hand or by a loop over the steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 
 
 def make_steps(phases_ns, *, samples=None, tags=None):
-    """Steps from {phase: [time of each step]}; the phases that are not named took no time."""
+    """Steps from {phase: [time per step]}; phases not named take no time."""
     num_steps = len(next(iter(phases_ns.values())))
     times = np.zeros((num_steps, len(PHASES)), np.int64)
     for key, column in phases_ns.items():
@@ -42,11 +42,11 @@ def layers(chart):
     return {series.key: series.values for series in chart.series}
 
 
-def test_without_steps_there_are_no_charts():
+def test_no_steps_give_no_charts():
     assert charts_of(StepTimings.empty()) == {}
 
 
-def test_every_point_is_a_step_and_its_layers_add_up():
+def test_each_step_is_point_whose_layers_add_up():
     """Three steps of 10, 20 and 60 ns."""
     charts = charts_of(make_steps({"dataloader": [4, 5, 40], "forward": [6, 15, 20]}))
     chart = charts["phases_per_step"]
@@ -59,20 +59,20 @@ def test_every_point_is_a_step_and_its_layers_add_up():
 
 
 def test_throughput_is_samples_over_time():
-    """32 samples in 10 ns are 3.2e9 a second."""
+    """32 samples in 10 ns are 3.2e9 per second."""
     steps = make_steps({"forward": [10, 20, 0]}, samples=[32, 32, 32])
     chart = charts_of(steps, sample_unit="images")["throughput"]
     assert chart.series[0].values == (3.2e9, 1.6e9, None)  # the clock stood still
     assert chart.series[0].label == "images/s"
 
 
-def test_throughput_without_samples_is_in_steps():
+def test_throughput_without_samples_counts_steps():
     chart = charts_of(make_steps({"forward": [10, 20]}, samples=[32, NOT_MEASURED]))["throughput"]
     assert chart.series[0].values == (1e8, 5e7)
     assert chart.series[0].label == "steps/s"
 
 
-def test_a_long_run_is_put_together_without_losing_time():
+def test_long_run_is_binned_without_losing_time():
     generator = np.random.default_rng(3)
     num_steps = 100_000
     forward, backward = generator.integers(1_000, 9_000, (2, num_steps))
@@ -99,7 +99,7 @@ def test_bins_hold_every_step_once(num_steps):
 
 
 def test_small_phases_share_a_layer():
-    """Ten phases of 1 to 10 ns: the three smallest, 1 + 2 + 3, are the rest."""
+    """Of ten phases of 1 to 10 ns, the three smallest (1 + 2 + 3) form the rest."""
     keys = [phase.key for phase in PHASES[:10]]
     charts = charts_of(make_steps({key: [10 - place] for place, key in enumerate(keys)}))
     chart = charts["phases_per_step"]
@@ -111,14 +111,14 @@ def test_small_phases_share_a_layer():
     assert sum(values[0] for values in layers(charts["phase_shares"]).values()) == pytest.approx(1)
 
 
-def test_a_phase_that_was_not_measured_is_named_and_not_zero():
+def test_unmeasured_phase_is_named_not_zero():
     charts = charts_of(make_steps({"forward": [5, 6], "transfer": [NOT_MEASURED] * 2}))
     for key in ("phases_per_step", "phase_shares"):
         assert set(layers(charts[key])) == {"forward"}
         assert charts[key].notes[-1] == "Not measured: Transfer."
 
 
-def test_step_times_count_the_clean_steps():
+def test_step_time_histogram_counts_clean_steps():
     times = [10_000_000] * 5 + [12_000_000] * 3 + [999_000_000]
     tags = [0] * 8 + [int(StepTag.SKIP_FIRST)]
     chart = charts_of(make_steps({"forward": times}, tags=tags))["step_time"]
@@ -130,15 +130,15 @@ def test_step_times_count_the_clean_steps():
     assert chart.notes == ("8 clean steps.",)
 
 
-def test_one_very_slow_step_does_not_squeeze_the_bars():
+def test_very_slow_step_does_not_squeeze_bars():
     times = [*range(10_000_000, 10_500_000, 1_000), 900_000_000]
     chart = charts_of(make_steps({"forward": times}))["step_time"]
     assert chart.x[-1] < 11
-    assert sum(chart.series[0].values) == 496  # up to the one with 495 of 501 below it
+    assert sum(chart.series[0].values) == 496  # up to the step with 495 of 501 below it
     assert chart.notes[1] == "5 slower steps are past the right edge."
 
 
-def test_step_times_have_a_limited_number_of_bars():
+def test_step_time_bars_are_limited():
     times = np.concatenate([np.full(50_000, 10_000_000), np.arange(10_000_000, 15_000_000, 1_000)])
     chart = charts_of(make_steps({"forward": times}))["step_time"]
     assert len(chart.x) <= MAX_BARS
@@ -149,14 +149,14 @@ def test_one_clean_step_has_no_distribution(tags):
     assert "step_time" not in charts_of(make_steps({"forward": [5, 6]}, tags=tags))
 
 
-def test_evaluation_loops_speak_of_batches():
+def test_evaluation_loops_count_batches():
     charts = charts_of(make_steps({"forward": [5, 6]}), loop="validate")
     assert charts["phases_per_step"].x_label == "batch"
     assert charts["throughput"].series[0].label == "batches/s"
 
 
-def test_ids_are_different_and_there_is_a_chart_from_each_builder_but_eight():
+def test_all_but_eight_builders_give_charts():
     charts = charts_of(make_steps({"forward": [5, 6]}))
-    # nothing was counted or validated, no memory looked at in steps or windows, and there is one rank; nobody
-    # looked into workers
+    # The other eight need FLOP counts, validation, memory per step or per window, several ranks or worker
+    # records.
     assert len(charts) == len(CHARTS) - 8

@@ -1,4 +1,4 @@
-"""Rules about the device's side on figures made by hand: in a run's windows, and in traces alone."""
+"""Rules about the GPU on hand-made figures, in a run's windows and in bare traces."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sites_of(*sites, lines=()):
 
 
 def wait(saving, operators=ITEM, phase="forward", kind="device_to_host", wait_ms=None, calls=1, **place):
-    """A wait with so many of 100 milliseconds saved, in one recorded step."""
+    """A wait in one recorded step of 100 ms, with the milliseconds its fix saves."""
     return HostWait(
         place=WaitPlace(kind=kind, operators=operators, phase=phase, **place),
         calls=calls,
@@ -93,14 +93,14 @@ def trace(*waits, launch=0.0, late=None, **known):
 
 
 def windows_of(steps, *traces, **known):
-    """A run on a device with these windows."""
+    """A GPU run with these windows."""
     windows = tuple(Window(index=index, first_step=0, last_step=0) for index in range(len(traces)))
     known = {"device_type": "cuda"} | known
     return analysis_of(steps, windows=windows, facts=dict(enumerate(traces)), **known)
 
 
 def run(rule, *traces, sites=None, step_ms=100, device="cuda"):
-    """What a rule says of a run on a device with these windows."""
+    """A rule's findings on a GPU run with these windows."""
     cost = None if sites is None else ModelCost(sites=sites)
     return judge(rule, windows_of(steps_of(forward=step_ms), *traces, cost=cost, device_type=device))
 
@@ -121,20 +121,20 @@ def evidence(finding):
         (15, Status.FOUND, Severity.CRITICAL),
     ],
 )
-def test_bands_of_a_sync(saving, status, severity):
+def test_sync_severity_by_share(saving, status, severity):
     finding = only(run(host_device_sync, trace(wait(saving))))
     assert (finding.status, finding.severity) == (status, severity)
     assert evidence(finding)["could save per step"] == pytest.approx(saving * MS)
 
 
-def test_what_is_short_is_clean():
+def test_short_sync_is_clean():
     """10% of a step of 2 ms."""
     finding = only(run(host_device_sync, trace(wait(10)), step_ms=2))
     assert finding.status is Status.CLEAN
     assert only(run(host_device_sync, trace(wait(10)), step_ms=4)).saving_ns_per_step == 0.4 * MS
 
 
-def test_a_sync_with_its_exact_line():
+def test_sync_has_its_exact_line():
     sites = sites_of(
         site(41, calls=2),
         site(50, phase="backward"),
@@ -153,24 +153,24 @@ def test_a_sync_with_its_exact_line():
     assert "torch._assert_async" in finding.action
 
 
-def test_two_lines_that_the_trace_does_not_tell_apart_are_one_finding():
+def test_indistinguishable_lines_share_a_finding():
     sites = sites_of(site(41), site(45, calls=7))
     finding = only(run(host_device_sync, trace(wait(20)), sites=sites))
     assert [(one.line, one.is_exact) for one in finding.locations] == [(45, True), (41, True)]
 
 
-def test_a_trace_with_stacks_tells_functions_apart():
-    """The tracer knows a function by its first line and by the end of its file's path."""
+def test_stacks_tell_functions_apart():
+    """The tracer identifies a function by its first line and the end of its file path."""
     other = site(99, function="validate", function_line=90)
     place = {"function": "me/net.py(30): training_step"}
     finding = only(run(host_device_sync, trace(wait(20, **place)), sites=sites_of(site(41), other)))
     assert [one.line for one in finding.locations] == [41]
-    # A function in which no line was seen: the sites are of another step.
+    # No site is in this function, because the sites are from another step.
     finding = only(run(host_device_sync, trace(wait(20, **place)), sites=sites_of(other)))
     assert finding.locations == (Place(file="me/net.py", line=30, function="training_step"),)
 
 
-def test_one_finding_for_each_place_the_most_expensive_first():
+def test_places_are_found_most_expensive_first():
     waits = (wait(4, phase="forward"), wait(16, phase="backward"), wait(1, phase="optimizer"))
     findings = run(host_device_sync, trace(*waits), sites=sites_of(site(5), site(6, phase="backward")))
     assert [(one.locations[0].line, one.severity) for one in findings] == [
@@ -193,12 +193,12 @@ def test_at_most_five_findings():
 
 
 def test_many_small_places_are_found_together():
-    """Each is under 3%, all of them are not."""
+    """Each is below 3%, but their sum isn't."""
     finding = only(run(host_device_sync, trace(wait(2, phase="forward"), wait(2, phase="backward"))))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.WARNING, 4 * MS)
 
 
-def test_lightning_s_own_wait_is_named():
+def test_lightning_wait_is_named():
     own = site(
         None,
         file=None,
@@ -211,7 +211,7 @@ def test_lightning_s_own_wait_is_named():
     assert finding.locations[0].function == "lightning.pytorch.trainer.connectors.ResultCollection.metrics"
     only_own = only(run(host_device_sync, trace(wait(20, phase="logging")), sites=sites_of(own)))
     assert "log_every_n_steps" in only_own.action
-    assert "log_every_n_steps" not in finding.action  # of a line of the user's it may be as well
+    assert "log_every_n_steps" not in finding.action  # it may also be a line of the user's
 
 
 @pytest.mark.parametrize(
@@ -224,26 +224,26 @@ def test_lightning_s_own_wait_is_named():
         ((), "torch.cuda.synchronize"),
     ],
 )
-def test_the_action_is_the_operator_s(operators, word):
+def test_action_depends_on_operator(operators, word):
     assert word in only(run(host_device_sync, trace(wait(20, operators)))).action
 
 
-def test_printing_a_tensor():
-    """Torch hides the operators of that from the watch, not from the trace."""
+def test_printed_tensor_gets_its_line_and_advice():
+    """Torch hides the operators of a print from our inspection, but not from the trace."""
     finding = only(run(host_device_sync, trace(wait(20)), sites=sites_of(site(41, PRINT))))
     assert finding.locations[0].line == 41
     assert "Print tensors only every N steps" in finding.action
 
 
-def test_copies_to_the_device_are_the_other_rule_s():
+def test_copies_to_device_belong_to_copy_rule():
     waits = (wait(4), wait(20, TO, kind="host_to_device", memory="pageable"))
     assert only(run(host_device_sync, trace(*waits))).saving_ns_per_step == 4 * MS
     assert only(run(host_to_device_copy, trace(*waits))).saving_ns_per_step == 20 * MS
 
 
 @pytest.mark.parametrize(("wait_ms", "left_ms"), [(10, 5), (14, None)])
-def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
-    """Transfer takes 15 ms, 10 or 14 of them waiting for copies, without which a step is 3 ms shorter."""
+def test_batch_copies_are_counted_once(wait_ms, left_ms):
+    """Transfer takes 15 ms, 10 or 14 of which wait for copies; without them a step is 3 ms shorter."""
     batch = wait(3, TO, phase="transfer", kind="host_to_device", memory="pageable", wait_ms=wait_ms)
     steps, rules = steps_of(forward=85, transfer=15), [slow_transfer, host_to_device_copy]
     _, findings = diagnose(windows_of(steps, trace(batch)), rules)
@@ -255,14 +255,14 @@ def test_copies_of_the_batch_are_counted_once(wait_ms, left_ms):
     assert transfer.saving_ns_per_step == (None if left_ms is None else pytest.approx(left_ms * MS))
     assert (transfer.severity is Severity.INFO) is (left_ms is None)
     assert "host_to_device_copy" in transfer.summary
-    # Copies in the forward are no part of the transfer.
+    # Copies in forward aren't part of transfer.
     other = trace(replace(batch, place=replace(batch.place, phase="forward")))
     _, findings = diagnose(windows_of(steps, other), rules)
     [transfer] = [one for one in findings if one.kind == "slow_transfer"]
     assert transfer.saving_ns_per_step == 15 * MS
 
 
-def test_the_batch_and_what_the_step_makes_on_the_host():
+def test_batch_and_tensors_made_on_cpu_get_different_advice():
     sites = sites_of(
         site(None, "aten::_to_copy", BATCH_START, HOST_TO_DEVICE, file=None, callers=("lightning.x",)),
         site(55, "aten::lift_fresh", "forward", HOST_TO_DEVICE),
@@ -280,10 +280,10 @@ def test_the_batch_and_what_the_step_makes_on_the_host():
     assert made.locations[0].is_exact
 
 
-def test_in_traces_alone_nobody_knows_what_is_the_batch():
+def test_bare_trace_gets_general_copy_advice():
     facts = trace(wait(20, TO, kind="host_to_device", function="bench.py(44): <module>"))
     finding = only(judge(host_to_device_copy, JobFacts([facts])))
-    assert finding.saving_ns_per_step == 20 * MS  # of the recorded step
+    assert finding.saving_ns_per_step == 20 * MS  # per recorded step
     assert "Set pin_memory=True and use .to(device, non_blocking=True) for batches." in finding.action
     assert finding.locations == (Place(file="bench.py", line=44, function="<module>"),)
 
@@ -299,7 +299,7 @@ def test_in_traces_alone_nobody_knows_what_is_the_batch():
         (host_to_device_copy, (site(41), site(55, "aten::to", kind=HOST_TO_DEVICE)), [55]),
     ],
 )
-def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
+def test_lines_without_window_are_a_hint(rule, sites, lines):
     finding = only(run(rule, sites=sites_of(*sites)))
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.INFO)
     assert finding.saving_ns_per_step is None
@@ -308,7 +308,7 @@ def test_without_a_window_the_lines_are_a_hint(rule, sites, lines):
 
 
 @pytest.mark.parametrize("rule", [host_device_sync, host_to_device_copy])
-def test_nothing_to_say_of_waits(rule):
+def test_runs_without_waits_are_clean_or_not_evaluated(rule):
     on_host = sites_of(site(41, device="cpu", is_blocking=None), site(42, kind=HOST_TO_DEVICE, device="cpu"))
     assert only(run(rule, sites=on_host, device="cpu")).status is Status.NOT_EVALUATED
     assert only(run(rule)).status is Status.NOT_EVALUATED
@@ -318,8 +318,8 @@ def test_nothing_to_say_of_waits(rule):
     assert only(run(rule, trace())).status is Status.CLEAN
 
 
-def test_windows_are_taken_together():
-    """Two steps of 100 ms, in one of which the host waits."""
+def test_windows_are_pooled():
+    """The CPU waits in one of two steps of 100 ms."""
     finding = only(run(host_device_sync, trace(wait(20)), trace()))
     assert finding.saving_ns_per_step == 10 * MS
 
@@ -336,14 +336,14 @@ def test_windows_are_taken_together():
         (30, Status.FOUND, Severity.CRITICAL),
     ],
 )
-def test_bands_of_late_launches(late, status, severity):
+def test_launch_severity_by_share(late, status, severity):
     finding = only(run(launch_bound, trace(wait(50), launch=late)))
     assert (finding.status, finding.severity) == (status, severity)
     assert evidence(finding)["GPU idle per step while the CPU is late"] == pytest.approx(late * MS)
     assert evidence(finding)["kernels per step"] == 1234
 
 
-def test_late_launches_name_the_lines_with_most_operators():
+def test_late_launches_name_lines_with_most_operators():
     def line(number, calls, views=0, phase="forward", **changes):
         known = LineCount(
             file="/home/me/net.py",
@@ -376,7 +376,7 @@ def test_late_launches_name_the_lines_with_most_operators():
 
 
 @pytest.mark.parametrize("rule", [launch_bound, communication_exposed])
-def test_nothing_to_say_without_windows(rule):
+def test_windows_are_required(rule):
     assert only(run(rule)).summary.startswith("no profiler window")
     assert only(run(rule, device="cpu")).summary == "only checked on a GPU"
     nothing = NotMeasured(NO_DEVICE)
@@ -416,15 +416,15 @@ def communication(exposed, total=50, steps_ms=100, **changes):
         (30, Status.FOUND, Severity.CRITICAL),
     ],
 )
-def test_bands_of_communication(exposed, status, severity):
+def test_communication_severity_by_share(exposed, status, severity):
     finding = only(run(communication_exposed, trace(distributed=communication(exposed))))
     assert (finding.status, finding.severity) == (status, severity)
     assert evidence(finding)["exposed share of communication"] == pytest.approx(exposed / 50)
 
 
-def test_communication_of_all_ranks():
-    """10 of 100 and 50 of 200 ms: a fifth of a mean step of 150. One rank spends a tenth: more may be
-    waiting for slower ranks."""
+def test_communication_is_averaged_over_ranks():
+    """10 of 100 and 50 of 200 ms are a fifth of the mean step of 150 ms. The best rank spends a tenth; more
+    than that may be waiting for slower ranks."""
     ranks = (
         trace(distributed=communication(10)),
         trace(distributed=communication(50, steps_ms=200)),
@@ -444,7 +444,7 @@ def test_communication_of_all_ranks():
         {"in_steps": Overlap(communication_ns=5, computation_ns=None, overlap_ns=None, exposed_ns=None)},
     ],
 )
-def test_communication_that_cannot_be_judged(changes):
+def test_unclear_communication_is_not_evaluated(changes):
     finding = only(run(communication_exposed, trace(distributed=communication(50, **changes))))
     assert finding.status is Status.NOT_EVALUATED
 
@@ -453,9 +453,9 @@ def test_communication_that_cannot_be_judged(changes):
 
 
 def hand_made_window(num_steps=4):
-    """Steps of 20 ms in a window of ours: busy [0, 10), ``loss.item()`` in forward until then, launch at 14.
+    """A window with steps of 20 ms: busy in [0, 10), ``loss.item()`` in forward until 10, next launch at 14.
 
-    So the device is idle for 4 ms of each step; the next launch is queued before the step ends.
+    So the GPU is idle for 4 ms per step, and the next launch is queued before the step ends.
     """
     ids = count_from(1)
     events = [event("user_annotation", "modelprof: forward", 0, 20 * num_steps)]
@@ -492,8 +492,8 @@ def event(cat, name, begin_ms, end_ms, tid=1, pid=1, **args):
     return {"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, "args": args, **known}
 
 
-def test_from_a_trace_to_the_verdict_and_the_line():
-    """A step of the run takes 15 ms where the recorded ones take 20: a fifth of it is 3 ms."""
+def test_window_leads_to_verdict_and_line():
+    """The run's steps take 15 ms and recorded ones 20 ms; a fifth of 15 ms is 3 ms."""
     cost = ModelCost(sites=sites_of(site(41), site(50, phase=BATCH_END)))
     verdict, findings = diagnose(windows_of(steps_of(forward=15), hand_made_window(), cost=cost))
     assert (verdict.kind, verdict.summary.split()[3]) == ("sync_bound", "20%")
@@ -505,7 +505,7 @@ def test_from_a_trace_to_the_verdict_and_the_line():
     assert late.status is Status.CLEAN
 
 
-def test_the_same_trace_alone():
+def test_bare_trace_leads_to_verdict():
     verdict, findings = diagnose_traces(JobFacts([hand_made_window()]))
     assert verdict.kind == "sync_bound"
     assert findings[0].saving_ns_per_step == pytest.approx(4 * MS)

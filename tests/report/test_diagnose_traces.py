@@ -1,4 +1,4 @@
-"""The verdict of real GPU traces, beside what the removed TensorBoard plugin says of them."""
+"""Verdicts on real GPU traces, compared with the removed TensorBoard plugin."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def share_of(finding):
 
 
 def found(findings):
-    """Those whose time is judged: hints are in tests of their own."""
+    """Severities of findings by kind, without hints, which have their own tests."""
     is_hint = {kind: one.severity is Severity.INFO for kind, one in findings.items()}
     return {
         kind: one.severity
@@ -42,8 +42,8 @@ def found(findings):
 
 
 @pytest.mark.parametrize(("num_kernels", "is_told"), [(2, False), (4, False), (5, True)])
-def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
-    """Ten launches, as while a graph is captured: no verdict where most kernels are lost."""
+def test_no_verdict_if_most_kernels_are_lost(num_kernels, is_told):
+    """Ten launches, not all with a kernel, as during graph capture."""
     events = [event("user_annotation", "ProfilerStep#1", 0, 1000)]
     for number in range(10):
         begin = 10 + 90 * number
@@ -58,8 +58,8 @@ def test_launches_without_kernels_tell_nothing(num_kernels, is_told):
     assert bool(evaluated) is is_told
 
 
-def test_kernels_that_are_only_not_linked_are_not_lost():
-    """As of a runtime whose calls have other numbers than their kernels."""
+def test_unlinked_kernels_are_not_lost():
+    """As in a runtime whose calls are numbered differently from their kernels."""
     events = [event("user_annotation", "ProfilerStep#1", 0, 1000)]
     for number in range(10):
         begin = 10 + 90 * number
@@ -70,23 +70,23 @@ def test_kernels_that_are_only_not_linked_are_not_lost():
 
 
 def test_input_bound_without_workers():
-    """Beside the fetches the host is late for 8% of a step, and copies of the batch from pageable memory
-    block it for 2 ms of 178."""
+    """Besides the fetches, the CPU is late for 8% of a step, and batch copies from pageable memory block it
+    for 2 of 178 ms."""
     verdict, findings = diagnosed("v100_resnet50_workers0")
     assert verdict.kind == "input_bound"
     assert verdict.summary.startswith("33% of each step")
     finding = findings["input_bound"]
     assert found(findings) == {"input_bound": Severity.CRITICAL}
     assert share_of(finding) == pytest.approx(share_of_the_plugin("v100_resnet50_workers0"), abs=1e-3)
-    assert "num_workers=1 or more" in finding.action  # 59 ms of fetch beside 118 ms
+    assert "num_workers=1 or more" in finding.action  # 59 ms of fetch and 118 ms of the rest
     assert findings["host_to_device_copy"].summary.startswith(
         "The CPU waits 4 times per step"
     )  # two tensors, copy and sync
     assert findings["launch_bound"].status is Status.CLEAN
 
 
-def test_not_with_four_workers():
-    """1478 kernels a step of 2 us at the median, recorded with stacks: the host is late for 19% of it."""
+def test_not_input_bound_with_four_workers():
+    """1478 kernels per step (median 2 us), recorded with stacks: the CPU is late for 19% of the step."""
     verdict, findings = diagnosed("v100_resnet50_workers4")
     assert verdict.kind == "balanced"
     assert found(findings) == {"launch_bound": Severity.WARNING}
@@ -94,19 +94,19 @@ def test_not_with_four_workers():
     assert share_of(findings["launch_bound"]) == pytest.approx(0.186, abs=0.002)
 
 
-def test_a_busy_device_waits_for_nothing():
+def test_busy_device_is_device_bound():
     verdict, findings = diagnosed("v100_ns_resolution")
     assert verdict.kind == "device_bound"
     assert found(findings) == {}
 
 
-def test_late_launches_beside_hidden_communication():
-    """DDP on one node: the device is idle for three quarters of a step, in gaps of up to 16 ms."""
+def test_late_launches_with_hidden_communication():
+    """DDP on one node: the GPU is idle for three quarters of each step, in gaps of up to 16 ms."""
     verdict, findings = diagnosed("a100_nccl")
     assert verdict.kind == "host_bound"
     assert verdict.summary.startswith("The GPU spends 75% of each step waiting for the CPU")
     assert found(findings) == {"launch_bound": Severity.CRITICAL}
-    # By hand: 39.559468 ms of three steps of 667.225958 ms together.
+    # By hand: 39.559468 of 667.225958 ms, the sum of three steps.
     evidence = {one.label: one.value for one in findings["communication_exposed"].evidence}
     step_ns = findings["launch_bound"].whole_ns
     share = evidence["exposed communication per step"] / step_ns
@@ -114,7 +114,7 @@ def test_late_launches_beside_hidden_communication():
 
 
 def test_exposed_communication_of_two_ranks():
-    """By hand: 336.983 of 1230.289 and 303.523 of 1238.593 ms; the host is late for about as long."""
+    """By hand: 336.983 of 1230.289 and 303.523 of 1238.593 ms; the CPU is late for about as long."""
     verdict, findings = diagnosed("sampled_2rank_rank0", "sampled_2rank_rank1")
     assert verdict.kind == "communication_bound"
     share = (336983 + 303523) / (1230289 + 1238593)
@@ -125,16 +125,16 @@ def test_exposed_communication_of_two_ranks():
     }
 
 
-def test_what_happens_once_is_no_step():
-    """43 s without steps, of which the first call of CUDA takes 30."""
+def test_trace_without_steps_has_no_verdict():
+    """43 s without steps, of which the first CUDA call takes 30 s."""
     verdict, findings = diagnosed("a100_alexnet")
     assert verdict.kind == "cannot_tell"
     assert "ProfilerStep" in verdict.summary
     assert found(findings) == {}
 
 
-def test_a_toy_model_on_another_maker_s_device():
-    """14 kernels in 9.3 ms; 6.6 ms are one launch, the first of its kind."""
+def test_toy_model_on_amd_device():
+    """14 kernels in 9.3 ms, 6.6 ms of which are one launch, the first of its kind."""
     verdict, findings = diagnosed("mi250_toy")
     assert verdict.kind == "host_bound"
     assert found(findings) == {"launch_bound": Severity.CRITICAL}
@@ -162,8 +162,8 @@ def test_thresholds(given, kind):
     assert of_device_traces(shares(**given)).kind == kind
 
 
-def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
-    """11% of the steps is in no event; of the device's idle time 10 or 11% have no cause."""
+def test_time_without_events_is_explained_by_idle_causes():
+    """11% of the steps is in no event; 10, 11 or 20% is idle time with unknown cause."""
     given = shares(computing=0.89, other=0.11)
     for unexplained, kind in ((0.10, "device_bound"), (0.11, "cannot_tell"), (0.2, "cannot_tell")):
         waits = WaitShares(late=0.0, around_model=0.0, forward_saving=0.0, unexplained=unexplained)
@@ -173,7 +173,7 @@ def test_time_in_no_event_is_known_where_the_device_waits_for_the_host():
 
 
 def test_rules_and_shares_together():
-    """40% busy; the host is late for 35%, of which launches of the model are 31."""
+    """The GPU is busy 40%; the CPU is late for 35%, of which the model's launches are 31."""
     finding = Finding(
         kind="launch_bound",
         status=Status.FOUND,
@@ -188,7 +188,7 @@ def test_rules_and_shares_together():
     assert of_device_traces(given, waits, [finding], [launch_bound]).summary.startswith(
         "The GPU spends 31% of each step"
     )
-    found = of_device_traces(given, waits)  # it computes in less than half of the time
+    found = of_device_traces(given, waits)  # it computes less than half of the time
     assert (found.kind, found.summary.partition(". ")[2].split()[3]) == ("host_bound", "35%")
     assert (
         of_device_traces(given, WaitShares(late=0.5, around_model=0, forward_saving=0)).kind == "host_bound"
@@ -207,8 +207,8 @@ def test_rules_and_shares_together():
         ({"computing": 0.55, "host": 0.45}, None, "50%"),
     ],
 )
-def test_what_is_said_of_the_rest_is_true(given, waits, said):
-    """It is the next limit above all that the device does not do."""
+def test_bound_on_rest_is_true(given, waits, said):
+    """The bound is the next limit above every share that isn't computing."""
     known = None if waits is None else WaitShares(around_model=0.0, forward_saving=0.0, **waits)
     verdict = of_device_traces(shares(**given), known)
     assert verdict.kind == "balanced"
@@ -216,14 +216,14 @@ def test_what_is_said_of_the_rest_is_true(given, waits, said):
     assert rest == (f"; everything else takes less than {said} of them." if said else ".")
 
 
-def test_idle_time_without_a_cause_is_not_balanced():
+def test_idle_time_without_cause_is_not_balanced():
     waits = WaitShares(late=0.1, around_model=0.0, forward_saving=0.0, unexplained=0.5)
     verdict = of_device_traces(shares(computing=0.40, host=0.60), waits)
     assert verdict.kind == "cannot_tell"
     assert "50% is idle time with unknown cause" in verdict.summary
 
 
-def test_without_device_events():
+def test_no_verdict_without_device_shares():
     verdict = of_device_traces(None)
     assert (verdict.kind, verdict.accounted_ratio) == ("cannot_tell", None)
 
@@ -232,7 +232,7 @@ def test_without_device_events():
 
 
 def of_the_host(fetch_us, step_us=100):
-    """Verdict and finding of three steps that fetch for so long first, and compute for the rest."""
+    """Verdict and finding for three steps that first fetch for this long, then compute."""
     events = []
     for number in range(3):
         begin = number * step_us
@@ -245,16 +245,16 @@ def of_the_host(fetch_us, step_us=100):
     return verdict, next(one for one in findings if one.kind == "input_bound")
 
 
-def test_steps_without_a_device_may_wait_for_their_batches():
+def test_steps_without_device_can_be_input_bound():
     verdict, finding = of_the_host(60_000, 100_000)
     assert (verdict.kind, verdict.summary) == ("input_bound", "60% of each step is spent waiting for data.")
     assert finding.severity is Severity.CRITICAL
     assert finding.saving_ns_per_step == 60_000_000
     assert finding.summary == "Training waits 60 ms per step (60%) for data."
-    assert "num_workers=2 or more" in finding.action  # 60 ms beside 40
+    assert "num_workers=2 or more" in finding.action  # 60 ms of fetch and 40 ms of the rest
 
 
-def test_what_else_a_host_does_is_not_told_by_a_trace():
+def test_other_cpu_work_gives_no_verdict():
     verdict, finding = of_the_host(1_000, 100_000)
     assert verdict.kind == "cannot_tell"
     assert verdict.summary.startswith("This trace has no GPU events")
@@ -265,7 +265,7 @@ def test_what_else_a_host_does_is_not_told_by_a_trace():
     assert finding.summary == "the traces have no fetches"
 
 
-def test_without_steps_nothing_can_be_said():
+def test_no_verdict_without_steps():
     verdict, findings = diagnose_traces(JobFacts([TraceFacts(make_trace([event("other", "nothing", 0, 1)]))]))
     assert (verdict.kind, verdict.summary) == ("cannot_tell", "The traces have no steps.")
     assert all(one.status is Status.NOT_EVALUATED for one in findings)

@@ -1,4 +1,4 @@
-"""Rules, tables and charts are found wherever the package lies, and nothing is lost without a word."""
+"""Rules, tables and charts are found wherever the package is installed, and an empty result is an error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ print(lightning_modelprof.__file__, len(RULES), len(KINDS), len(CHARTS))
 """
 
 
-def test_all_of_them_are_found_in_a_zip(tmp_path):
+def test_everything_is_found_in_zip(tmp_path):
     source = Path(lightning_modelprof.__file__).parent
     with zipfile.ZipFile(tmp_path / "package.zip", "w") as packed:
         for file in source.rglob("*.py"):
@@ -38,11 +38,11 @@ def test_all_of_them_are_found_in_a_zip(tmp_path):
     assert list(map(int, numbers)) == [len(RULES), len(KINDS), len(CHARTS)]
 
 
-def test_rules_come_in_their_order_and_new_ones_behind_them():
+def test_rules_are_ordered_and_new_ones_come_last():
     assert [rule.kind for rule in RULES] == list(_ORDER)
     assert [place_in(_ORDER, name) for name in (_ORDER[0], _ORDER[-1], "of_tomorrow")] == [0, 56, 57]
 
 
-def test_nothing_found_is_an_error():
+def test_finding_nothing_is_an_error():
     with pytest.raises(ImportError, match="expected its modules, found none"):
         found_beside("lightning_modelprof.report.charts.all_charts", [], str)

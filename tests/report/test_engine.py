@@ -1,4 +1,4 @@
-"""The engine: what becomes of what a rule yields."""
+"""The rule engine: how it turns what a rule yields into findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FACTS = analysis_of(steps_of(forward=80, backward=20))
 
 
 def asking(*said, kind="slow_layers", **given):
-    """A rule that yields these, or raises them."""
+    """A rule that yields these, or raises them if they are exceptions."""
 
     @rule(kind, title="Slow layers", healthy="Layers are fast", **given)
     def asked(facts):
@@ -66,7 +66,7 @@ def waited(share):
         (14, {"critical": 0.14}, Severity.CRITICAL),
     ],
 )
-def test_a_share_of_the_step_decides(ms, limits, severity):
+def test_share_of_step_decides_severity(ms, limits, severity):
     finding = judged(found(ms, passed="Too little."), limits=limits)
     assert finding.severity is severity
     assert finding.status is (Status.CLEAN if severity is None else Status.FOUND)
@@ -74,15 +74,15 @@ def test_a_share_of_the_step_decides(ms, limits, severity):
 
 
 @pytest.mark.parametrize(("floor_ms", "status"), [(0.3, Status.CLEAN), (0.25, Status.FOUND)])
-def test_less_than_the_floor_is_never_found(floor_ms, status):
-    """A quarter of a step of 1 ms."""
+def test_time_below_floor_is_never_found(floor_ms, status):
+    """The time is a quarter of a 1 ms step."""
     facts = analysis_of(steps_of(forward=1))
     assert judged(found(0.25), facts=facts, limits={"floor_ns": floor_ms * MS}).status is status
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.0, Status.FOUND), (0.2, Status.FOUND), (0.5, Status.CLEAN)])
-def test_the_floor_is_higher_where_the_thread_had_no_cpu(share, status):
-    """0.4 ms: with half a CPU it is worth 0.2 ms, less than the 0.3 ms of a finding."""
+def test_floor_rises_without_cpu(share, status):
+    """With half a CPU, 0.4 ms count as 0.2 ms, below the floor of 0.3 ms."""
     facts = analysis_of(steps_of(forward=2), slow=waited(share))
     _, findings = diagnose(facts, [asking(found(0.4))])
     assert only(findings).status is status
@@ -91,19 +91,19 @@ def test_the_floor_is_higher_where_the_thread_had_no_cpu(share, status):
 @pytest.mark.parametrize(
     ("least_ms", "severity"), [(None, Severity.CRITICAL), (3, Severity.CRITICAL), (2.9, None), (0.2, None)]
 )
-def test_the_lower_end_of_an_interval_must_be_worth_it_too(least_ms, severity):
-    """It decides whether something is found; how severe it is follows from the mean, 20 of 100 ms."""
+def test_interval_lower_end_must_reach_warning(least_ms, severity):
+    """It decides whether there is a finding; the severity follows from the mean, 20 of 100 ms."""
     least_ns = None if least_ms is None else least_ms * MS
     assert judged(found(20, least_ns=least_ns)).severity is severity
 
 
-def test_the_lower_end_must_exceed_the_floor_too():
+def test_interval_lower_end_must_exceed_floor():
     facts = analysis_of(steps_of(forward=2))
     assert judged(found(1, least_ns=0.29 * MS), facts=facts).status is Status.CLEAN
     assert judged(found(1, least_ns=0.31 * MS), facts=facts).status is Status.FOUND
 
 
-def test_something_else_than_the_saving_is_judged():
+def test_judged_time_may_differ_from_saving():
     finding = judged(found(1, judged_ns=20 * MS))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 1 * MS)
     assert judged(found(20, judged_ns=1 * MS)).status is Status.CLEAN
@@ -112,20 +112,20 @@ def test_something_else_than_the_saving_is_judged():
 
 
 @pytest.mark.parametrize(("of", "status"), [("step", Status.FOUND), ("loop", Status.CLEAN)])
-def test_shares_are_of_the_clean_steps_or_of_the_loop(of, status):
-    """20 steps of 100 ms, and 2 s of checkpoints after them: 4 ms are 4% of a step, 2% of the loop."""
+def test_shares_are_of_clean_steps_or_loop(of, status):
+    """20 steps of 100 ms, then 2 s of checkpoints: 4 ms are 4% of a step and 2% of the loop."""
     facts = analysis_of(steps_of(forward=100), outside_ms={"checkpoint": 2000})
     assert judged(found(4), facts=facts, of=of).status is status
 
 
-def test_a_rule_may_say_how_severe_it_is():
+def test_rule_may_set_severity():
     assert judged(found(0.001, severity=Severity.INFO)).severity is Severity.INFO
     assert judged(found(90, severity=Severity.INFO)).severity is Severity.INFO
     hint = Found(what="Something.", do="Change it.", severity=Severity.INFO, saving_is="up to")
     assert judged(hint, has_thresholds=False).saving_is == ""
 
 
-def test_a_rule_reads_its_own_limits():
+def test_rule_reads_its_own_limits():
     @rule("slow_layers", title="Slow layers", healthy="Layers are fast", least_layers=3, floor_ns=1)
     def asked(facts, limits):
         """Layers."""
@@ -141,19 +141,19 @@ def test_a_rule_reads_its_own_limits():
 # What isn't found
 
 
-def test_without_a_word_it_passed():
+def test_rule_without_findings_passed():
     finding = judged()
     assert (finding.status, finding.title) == (Status.CLEAN, "Layers are fast")
     assert finding.summary == "Layers are fast."
 
 
-def test_what_is_too_little_is_said_with_its_evidence():
+def test_small_time_passes_with_evidence():
     finding = judged(found(1, passed="Layers take 1 ms.", evidence=[count("layers", 2)]))
     assert (finding.status, finding.summary) == (Status.CLEAN, "Layers take 1 ms.")
     assert [(one.label, one.value) for one in finding.evidence] == [("layers", 2)]
 
 
-def test_what_passed_is_only_said_where_nothing_is_found():
+def test_passed_is_shown_only_without_findings():
     passed = Passed(what="No layer is slow.", title="Nothing to see", evidence=[count("layers", 9)])
     finding = judged(found(1, passed="Layers take 1 ms."), passed)
     assert (finding.title, finding.summary, len(finding.evidence)) == ("Nothing to see", passed.what, 1)
@@ -164,18 +164,18 @@ def test_what_passed_is_only_said_where_nothing_is_found():
 
 
 @pytest.mark.parametrize("before", [(), (found(1, passed="Too little."),), (Passed(what="Fine."),)])
-def test_what_was_not_measured_is_not_evaluated(before):
+def test_unmeasured_is_not_evaluated(before):
     finding = judged(*before, NotMeasured("no layer was timed"))
     assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "no layer was timed")
     assert (finding.title, finding.severity, finding.action) == ("Layers are fast", None, "")
 
 
-def test_what_was_found_before_stays():
+def test_earlier_findings_stay():
     finding = judged(found(20), NotMeasured("no other layer was timed"))
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.CRITICAL)
 
 
-def test_a_rule_that_fails_costs_its_own_findings_alone():
+def test_failing_rule_loses_only_its_own_findings():
     rules = [asking(found(20), RuntimeError("oops")), asking(found(10), kind="slow_heads")]
     _, (first, second) = diagnose(FACTS, rules)
     assert (first.kind, first.status) == ("slow_heads", Status.FOUND)
@@ -183,7 +183,7 @@ def test_a_rule_that_fails_costs_its_own_findings_alone():
     assert second.summary == "the rule failed because of a bug: RuntimeError: oops"
 
 
-def test_rules_about_a_device_stop_where_nothing_says_what_it_did():
+def test_device_rules_need_device_data():
     rule_of_device = asking(found(20), is_of_device=True)
     on_the_cpu = only(judge(rule_of_device, FACTS))
     assert (on_the_cpu.status, on_the_cpu.summary) == (Status.NOT_EVALUATED, "only checked on a GPU")
@@ -191,10 +191,10 @@ def test_rules_about_a_device_stop_where_nothing_says_what_it_did():
     assert only(judge(rule_of_device, no_steps)).status is Status.NOT_EVALUATED
 
 
-# What a finding has of its rule
+# What a finding inherits from its rule
 
 
-def test_a_finding_has_the_phases_and_slices_of_its_rule():
+def test_finding_inherits_phases_and_slices():
     own, of_rule = Slices(name="aten::mm", kind="operator"), Slices(kind="idle: host")
     one = found(
         20,
@@ -214,7 +214,7 @@ def test_a_finding_has_the_phases_and_slices_of_its_rule():
     assert (other.title, other.phases) == ("A slow layer", ("backward",))
 
 
-def test_code_of_torch_is_named_without_a_line():
+def test_torch_code_is_named_without_line():
     place = Place(function="Linear.forward", file="torch/nn.py", line=3, is_library=True)
     assert judged(found(20, at=[place])).locations == (Place(function="Linear.forward"),)
 
@@ -242,7 +242,7 @@ def test_levels_in_words(given, levels):
         ("`forward` of layers.", "`forward` of layers"),
     ],
 )
-def test_the_docstring_is_part_of_a_sentence(text, help_text):
+def test_docstring_becomes_part_of_sentence(text, help_text):
     def asked(facts):
         yield Passed(what="Fine.")
 
@@ -253,7 +253,7 @@ def test_the_docstring_is_part_of_a_sentence(text, help_text):
 # Passes
 
 
-def test_the_cost_is_put_into_the_sentences():
+def test_cost_is_filled_into_sentences():
     _, findings = diagnose(FACTS, [asking(found(20))])
     assert only(findings).summary == "Layers take 20 ms per step (20%)."
     assert only(findings).passes == ("cost",)
@@ -267,7 +267,7 @@ def busy(severity=Severity.WARNING):
     return asking(one, kind="busy_cpus", points_at=PointsAt.NO_TIME, has_thresholds=False)
 
 
-def test_times_count_for_less_on_a_busy_machine():
+def test_busy_machine_lowers_severity_of_times():
     rules = [
         busy(),
         asking(found(20)),
@@ -283,21 +283,21 @@ def test_times_count_for_less_on_a_busy_machine():
     }
 
 
-def test_nothing_is_judged_where_nobody_knows_where_the_time_goes():
+def test_unattributed_time_leaves_findings_unjudged():
     facts = analysis_of(steps_of(forward=60, other=40))
     finding = only(diagnose(facts, [asking(found(20))])[1])
     assert (finding.status, finding.severity) == (Status.FOUND, None)
     assert finding.passes == ("busy machine", "cost")
 
 
-def test_report_json_says_which_passes_changed_a_finding():
+def test_report_json_lists_passes_of_each_finding():
     report = build_report(analysis_of(steps_of(forward=80, logging=20)))
     written = {one["kind"]: one["passes"] for one in json.loads(render_json(report))["findings"]}
     assert written["slow_logger"] == ["cost"]
     assert written["checkpoint_share"] == []
 
 
-def test_a_pass_that_fails_costs_its_own_finding_alone(monkeypatch):
+def test_failing_pass_loses_only_its_own_finding(monkeypatch):
     def broken(finding, _):
         if finding.kind == "broken":
             raise RuntimeError("oops")

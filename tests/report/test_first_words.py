@@ -1,4 +1,4 @@
-"""The first words of a finding's advice are the change: nothing else is read where room is short."""
+"""A finding's advice starts with the change, because short outputs show nothing else."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import lightning_modelprof.report
 REPORT = Path(lightning_modelprof.report.__file__).parent
 FILES = sorted((*REPORT.glob("rules/*.py"), *REPORT.glob("advice/*.py")))
 MAKERS = {"LoaderAdvice": 0, "Fix": 0, "fix_up_to": 0, "found": 1, "_idiom": 1}
-"""What is given the advice, and as which argument."""
+"""Functions that take advice, and the position of that argument."""
 ADVISING = (
     *("action", "advice_for", "_action", "_cheaper", "_own_workers_advice", "_line_advice", "_growing_in"),
     *("_shorter_input", "without_loop"),
 )
-"""Functions that return it."""
+"""Functions that return advice."""
 TABLES = (
     *("_ADVICE", "_ACTION", "_EPOCH_ACTION", "_DO", "_HELP", "_USUAL_ADVICE", "_EQUAL_WORK", "_CHEAPER"),
     *("_FOR_LIGHTNING", "_FOR_VALUES", "_FOR_SIZES", "_FOR_COPIES", "_FOR_PRINTS", "_FOR_CALLS"),
     *("_FOR_OTHERS", "_FOR_EITHER", "IN_GENERAL", "FEWER_ITEMS"),
 )
-"""Names of constants that have it."""
+"""Names of constants that hold advice."""
 MOST_WORDS = 12
 NO_CHANGE = {
     *("a", "an", "the", "that", "this", "it", "its", "they", "there", "line", "lines", "each", "some", "few"),
@@ -35,7 +35,7 @@ NO_CHANGE = {
 
 
 def heads(node):
-    """The texts that an expression may begin with, as far as they are constants."""
+    """Constant texts that an expression may start with."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.JoinedStr):
@@ -52,7 +52,7 @@ def heads(node):
 
 
 def texts(node):
-    """The texts that an expression may be, with a word for each thing filled in."""
+    """Texts that an expression may evaluate to, with one word per placeholder."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return [node.value]
     if isinstance(node, ast.JoinedStr):
@@ -83,14 +83,14 @@ def advice_in(tree, parts_of=heads):
 
 
 def first_sentence(text):
-    """Without what stands in parentheses: code to paste, and the present value."""
+    """The first sentence without parentheses, which hold code to paste and the current value."""
     while (shorter := re.sub(r"\([^()]*\)", "", text)) != text:
         text = shorter
     return re.split(r"(?<=[.;])\s", text.strip())[0]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_advice_is_at_most_twelve_words_first(file):
+def test_first_sentence_has_at_most_twelve_words(file):
     advice = map(first_sentence, advice_in(ast.parse(file.read_text()), texts))
     assert [text for text in advice if len(text.split()) > MOST_WORDS] == []
 
@@ -101,11 +101,11 @@ def is_change(text):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}/{file.stem}")
-def test_advice_begins_with_the_change(file):
+def test_advice_starts_with_change(file):
     wrong = [text for text in advice_in(ast.parse(file.read_text())) if text and not is_change(text)]
     assert not wrong
 
 
-def test_a_reason_is_seen_to_be_none():
+def test_reason_is_not_taken_for_change():
     tree = ast.parse("self.found('s', f'Pickling batches takes {x}.' if y else 'Set a=1.', z)")
     assert [is_change(text) for text in advice_in(tree)] == [False, True]

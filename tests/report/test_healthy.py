@@ -1,4 +1,4 @@
-"""A passed check carries the name of the healthy state, and a finding shows its four telling figures."""
+"""Passed checks carry the name of the healthy state, and findings show their first four figures."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from tests.support.diagnosed import analysis_of, steps_of
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
-def test_each_rule_has_a_name_for_its_healthy_state(rule):
+def test_each_rule_names_its_healthy_state(rule):
     words = rule.healthy.split()
     assert 1 <= len(words) <= 5
     assert rule.healthy != rule.title
@@ -25,12 +25,12 @@ def test_each_rule_has_a_name_for_its_healthy_state(rule):
     assert re.match(r"[A-Z]|training_step|torch\.", rule.healthy)
 
 
-def test_no_two_rules_share_it():
+def test_healthy_names_are_unique():
     names = [rule.healthy for rule in RULES]
     assert len(set(names)) == len(names)
 
 
-def test_a_rule_that_passed_or_does_not_apply_never_shows_its_problem():
+def test_rule_without_finding_never_shows_its_problem():
     facts = analysis_of(steps_of(forward=20))
     seen = set()
     for rule in RULES:
@@ -46,7 +46,7 @@ def report_of(*findings):
 
 
 def details(page, name):
-    """Opening tag and content of the folded parts of a class."""
+    """Opening tag and content of a class's collapsed parts."""
     return re.findall(rf'(<details class="[^"]*\b{name}\b[^>]*>)(.*?)</details>', page, re.DOTALL)
 
 
@@ -72,7 +72,7 @@ PASSED = (
 )
 
 
-def test_four_figures_are_shown_and_the_rest_is_folded():
+def test_four_figures_are_shown_and_rest_is_collapsed():
     unknown = Evidence(label="unknown", value=None, unit=Unit.COUNT)
     finding = slow((unknown, *figures(6)))
     assert [one.label for one in shown_evidence(finding)] == [f"figure {n}" for n in range(1, 5)]
@@ -90,11 +90,11 @@ def test_four_figures_are_shown_and_the_rest_is_folded():
     assert len(written["evidence"]) == 7
 
 
-def test_few_figures_leave_nothing_to_fold():
+def test_few_figures_collapse_nothing():
     assert details(findings_html(report_of(slow(figures(4)))), "more") == []
 
 
-def test_passed_checks_take_one_line_of_their_names():
+def test_passed_checks_share_one_line():
     assert passed_line(PASSED) == "Passed: Training fits in memory · Data loading keeps up."
     assert passed_line(PASSED[2:]) == ""
     text = " ".join(render_text(report_of(*PASSED)).split())

@@ -1,4 +1,4 @@
-"""What is said of calls that are known to be slow."""
+"""Advice on calls that are known to be slow."""
 
 import linecache
 import os
@@ -50,11 +50,11 @@ NOON = "2026-05-01T12:00:00+00:00"
         ("x = self.index + 1", ""),
     ],
 )
-def test_a_line(line, said):
+def test_line_gets_its_advice(line, said):
     assert (said in idiom_advice(line)) if said else not idiom_advice(line)
 
 
-def test_each_is_tried():
+def test_idioms_have_different_advice():
     assert len({one.advice for one in IDIOMS}) == len(IDIOMS)
 
 
@@ -72,7 +72,7 @@ def finding(path, **changes):
 
 
 def samples(*stacks):
-    """Samples of 1 ms each: (how many, then places as (file, line) or a package, outermost first)."""
+    """Samples of 1 ms each: (count, then places as (file, line) or a package, outermost first)."""
     frames, found = [], []
     for count, *places in stacks:
         for place in places:
@@ -100,8 +100,8 @@ def file_of(tmp_path, *lines):
     return file
 
 
-def test_a_pattern_applies_only_to_the_line_that_takes_the_time(tmp_path):
-    """The outer line loads a file in 2 of 10 samples; the other 8 are in a line that it calls."""
+def test_idiom_applies_only_to_slow_line(tmp_path):
+    """The outer line loads a file in 2 of 10 samples; the other 8 are in a line it calls."""
     file = file_of(tmp_path, "x = np.load(read(path))", "y = slow(x)", "z = x.tolist()")
     inner = Place(file=str(file), line=3, function="g", is_exact=True)
     hot = samples((2, (file, 2)), (8, (file, 2), (file, 3)))
@@ -111,18 +111,18 @@ def test_a_pattern_applies_only_to_the_line_that_takes_the_time(tmp_path):
     assert with_idiom(finding(file, inner=replace(inner, line=4)), NOON, hot).action.startswith(
         "Keep tensors"
     )
-    # Nor to a second place that takes less, nor without samples there.
+    # It doesn't apply to a second place that takes less time, or without samples there.
     both = finding(file)
     both = replace(both, locations=(replace(both.locations[0], line=3), *both.locations))
     assert with_idiom(both, NOON, samples((8, (file, 3)), (6, (file, 2)))).action == "Do less."
     assert with_idiom(finding(file), NOON, samples((8, (file, 3)))).action == "Do less."
     assert with_idiom(finding(file), NOON, None).action == "Do less."
-    # The workers' samples are as good.
+    # Samples of workers count as well.
     said = with_idiom(finding(file), NOON, None, samples((8, (file, 2)))).action
     assert said.startswith("Load it once")
 
 
-def test_a_place_in_a_library_leads_to_the_line_that_calls_it(tmp_path):
+def test_library_place_leads_to_calling_line(tmp_path):
     file = file_of(tmp_path, "row = self.df.iloc[i]")
     inside = Place(file="/lib/pandas/x.py", line=1, function="fast_xs", is_exact=True, package="pandas")
     hot = samples((8, (file, 2), "pandas"))
@@ -141,13 +141,13 @@ def test_a_place_in_a_library_leads_to_the_line_that_calls_it(tmp_path):
         ("x = self.net.apply(lambda one: one)", "torch", False),
     ],
 )
-def test_what_runs_below_a_line_is_evidence(tmp_path, line, below, said):
+def test_callees_of_line_are_evidence(tmp_path, line, below, said):
     file = file_of(tmp_path, line)
     hot = samples((8, (file, 2), *([below] if below else [])), (3, (file, 2), "re"))
     assert (with_idiom(finding(file), NOON, hot).action != "Do less.") is said
 
 
-def test_a_file_that_changed_since_is_not_read(tmp_path):
+def test_changed_file_is_not_read(tmp_path):
     file = tmp_path / "data.py"
     file.write_text("def f():\n    x = np.load(path)\n")
     assert with_idiom(finding(file), NOON, samples((9, (file, 2)))).action.startswith("Load") is (
@@ -157,14 +157,14 @@ def test_a_file_that_changed_since_is_not_read(tmp_path):
     assert with_idiom(finding(file), NOON, samples((9, (file, 2)))).action == "Do less."
 
 
-def test_what_was_typed_into_a_notebook_is_read(monkeypatch):
+def test_notebook_cell_is_read(monkeypatch):
     cell, text = "/tmp/ipykernel_1/23.py", "def f():\n    x = np.load(path)\n"
     monkeypatch.setattr(linecache, "cache", {cell: (len(text), None, text.splitlines(keepends=True), cell)})
     assert with_idiom(finding(cell), NOON, samples((9, (cell, 2)))).action.startswith("Load it once")
 
 
 @pytest.mark.parametrize("changes", [{"is_exact": False}, {"package": "torch"}, {"file": None}])
-def test_other_places(tmp_path, changes):
+def test_place_outside_user_code_gets_no_advice(tmp_path, changes):
     file = tmp_path / "data.py"
     file.write_text("def f():\n    x = np.load(path)\n")
     os.utime(file, (0, 0))

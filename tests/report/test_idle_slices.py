@@ -1,4 +1,4 @@
-"""Idle time of devices in the timeline: hand-made gaps, and the sums of the Idle Summary on real traces."""
+"""GPU idle time in the timeline: hand-made gaps, and real traces whose sums match the Idle Summary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def work(begin, end, correlation, *, stream=7, device=0, name="k"):
 
 
 def idle_of(trace):
-    """Of each idle slice: label of its lane, kind, begin and end in microseconds, lines of its detail."""
+    """Per idle slice: lane label, kind, start and end in microseconds, lines of its detail."""
     found = timeline_of(trace)
     result = []
     for index in np.flatnonzero(np.isin(np.array(found.categories)[found.category], IDLE_WORDS)).tolist():
@@ -49,8 +49,8 @@ def without_details(idle):
     return [one[:4] for one in idle]
 
 
-def test_each_cause():
-    """A step [0, 500): the fetch [0, 60) lets the device wait until 70, and the host until 100."""
+def test_each_cause_gets_a_slice():
+    """In the step [0, 500) the GPU is idle for the fetch [0, 60), then for the CPU until 100."""
     trace = make_trace(
         [
             event("user_annotation", "ProfilerStep#3", 0, 500),
@@ -60,13 +60,13 @@ def test_each_cause():
             launch(110, 2),
             work(155, 200, 2),  # launched before 150: a kernel gap of 5
             launch(120, 3),
-            work(240, 250, 3, stream=9),  # 40 after stream 7 ended: handed over
+            work(240, 250, 3, stream=9),  # 40 after stream 7 ended: another stream
             launch(125, 4),
             work(290, 300, 4, stream=20, name="ncclDevKernel_AllReduce"),
             launch(130, 5),
             work(340, 350, 5),  # after communication on another stream
             launch(135, 6),
-            work(390, 400, 6),  # on the same stream: nothing says why
+            work(390, 400, 6),  # on the same stream: unknown cause
             event("cpu_op", "aten::item", 420, 460),
             launch(450, 7),
             work(470, 490, 7),
@@ -82,7 +82,7 @@ def test_each_cause():
         (lane, "communication", 300, 340),
         (lane, "unknown", 350, 390),
         (lane, "host", 400, 470),
-        (lane, "host", 490, 500),  # it launched nothing more
+        (lane, "host", 490, 500),  # the CPU launched nothing more
     ]
 
 
@@ -93,16 +93,16 @@ def test_bounds_of_each_cause():
             event("user_annotation", "ProfilerStep#3", 10, 400),
             launch(0, 1),  # the trace starts here
             launch(10, 2),
-            work(20, 30, 2),  # launched as the step starts, not later
-            work(35, 40, 1),  # launched at 0, which is known
+            work(20, 30, 2),  # launched exactly as the step starts
+            work(35, 40, 1),  # launched at 0, which is a known time
             launch(11, 3),
             work(70, 80, 3),  # a gap of 30 is too long for a kernel gap
             launch(12, 4),
-            work(109.999, 120, 4),  # one of 29.999 is not
+            work(109.999, 120, 4),  # a gap of 29.999 isn't too long
             work(125, 130, unknown),  # a short gap, but its launch is unknown
             work(170, 180, unknown, stream=9),
             launch(13, 5),
-            work(220, 220, unknown),  # it takes no time, so the device was idle since 180
+            work(220, 220, unknown),  # it takes no time, so the GPU has been idle since 180
             work(220, 230, 5, stream=9),
             launch(14, 6),
             work(270, 280, 6),
@@ -118,11 +118,11 @@ def test_bounds_of_each_cause():
         (lane, "unknown", 130, 170),
         (lane, "unknown", 180, 220),
         (lane, "other stream", 230, 270),
-        (lane, "host", 280, 400),  # it launched nothing more
+        (lane, "host", 280, 400),  # the CPU launched nothing more
     ]
 
 
-def test_after_the_last_kernel_the_thread_of_the_steps_counts():
+def test_step_thread_counts_after_last_kernel():
     trace = make_trace(
         [
             event("cpu_op", "aten::first", 0, 400, 2),
@@ -139,7 +139,7 @@ def test_after_the_last_kernel_the_thread_of_the_steps_counts():
     assert not any("aten::first" in line or "aten::second" in line for line in lines)
 
 
-def test_the_first_event_of_a_trace_may_be_the_launch():
+def test_first_event_may_be_the_launch():
     trace = make_trace(
         [
             launch(0, 1, tid=2),
@@ -156,8 +156,8 @@ def test_the_first_event_of_a_trace_may_be_the_launch():
     assert lines[1] == "meanwhile on thread 2: aten::mm"
 
 
-def test_idle_time_stands_in_one_row_of_the_stream_that_computes():
-    """Events without length cut it, so that they stand between the pieces."""
+def test_idle_time_fills_one_row_of_computing_stream():
+    """Events without length split the idle slice."""
     trace = make_trace(
         [
             work(0, 10, 1),
@@ -182,8 +182,8 @@ def test_idle_time_stands_in_one_row_of_the_stream_that_computes():
     ]  # fmt: skip
 
 
-def test_what_the_host_did_meanwhile():
-    """Of the gap [10, 100) load.py takes most; in [110, 200) there is no Python function but an operator."""
+def test_idle_slice_names_cpu_work():
+    """load.py takes most of the gap [10, 100); [110, 200) has an operator but no Python function."""
     frames = [
         ("train.py(3): main", 0, 205),
         ("torch/utils/data.py(9): next", 11, 60),
@@ -221,7 +221,7 @@ def test_what_the_host_did_meanwhile():
 
 
 def sums_in(found, covered):
-    """Nanoseconds of each cause by lane, clipped to the covered time, by looking at every slice."""
+    """Nanoseconds per lane and cause, clipped to the covered time, summed slice by slice."""
     sums = {}
     for index in range(len(found)):
         kind = found.categories[found.category[index]]
@@ -256,10 +256,10 @@ def check_sums(trace):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_traces_have_the_idle_time_of_the_table(name):
+def test_real_trace_idle_time_matches_table(name):
     assert check_sums(load(name))
 
 
-def test_generated_traces_have_the_idle_time_of_the_table():
+def test_generated_trace_idle_time_matches_table():
     checked = [check_sums(make_trace(RandomTrace(random.Random(seed)).events)) for seed in range(60)]
     assert sum(checked) > 40

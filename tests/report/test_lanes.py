@@ -1,4 +1,4 @@
-"""The rows of a timeline's slices, also of very many that overlap."""
+"""Rows of a timeline's slices, even where very many overlap."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lightning_modelprof.report.timeline.lanes import find_depths
 
 
 def slow_rows(slices):
-    """As it is said: below all that contain it, and in no row that is taken."""
+    """By definition: below all slices that contain it, and in no row that is taken."""
     placed = []
     for begin, end in slices:
         is_open = [(until, row) for until, row in placed if until > begin]
@@ -28,21 +28,21 @@ def depths(slices):
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=25))
-def test_rows_are_those_of_a_slow_search(given_slices):
+def test_rows_match_slow_search(given_slices):
     slices = sorted(
         ((begin, begin + length) for begin, length in given_slices), key=lambda one: (one[0], -one[1])
     )
     assert depths(slices) == slow_rows(slices)
 
 
-def test_many_slices_that_overlap():
-    """Looking through all that are open for each would take an hour."""
+def test_many_overlapping_slices_are_fast():
+    """Checking every open slice for each new one would take an hour."""
     number = 150_000
     assert depths([(at, number + at) for at in range(number)]) == list(range(number))
 
 
-def test_rows_that_become_free_are_taken_again():
-    """Of many that are open, one ends and another begins, one after the other."""
+def test_freed_rows_are_reused():
+    """With many slices open, one ends and another starts, again and again."""
     number = 30_000
     first = [(at, number + at) for at in range(number)]
     again = [(number + at, 3 * number + at) for at in range(number)]

@@ -1,6 +1,6 @@
-"""Findings on the time of some of a line's operators: by samples and by the inspected step.
+"""Findings on the time that certain operators take on a line, from samples and the inspected step.
 
-Steps have 20 ms of forward and 20 of backward, and each sample stands for the same time.
+Steps have 20 ms of forward and 20 ms of backward, and all samples have the same weight.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def line_of(line, phase="forward", took_ms=0.0, calls=12, **counts):
 
 
 def evaluated(rule, lines, *stacks, below=(), device="cpu", model_ms=6, limits=None, **kwargs):
-    """With so many of the forward's 100 samples at line 40; backward has as many."""
+    """A rule's finding; by default 40 of forward's 100 samples are at line 40, and backward has 100 too."""
     if not stacks:
         stacks = (("forward", (LINE, *below), 40), ("forward", (STEP,), 60), ("backward", (TORCH,), 100))
     cost = replace(
@@ -99,8 +99,8 @@ DOUBLE = (
 )
 
 
-def test_float64_in_a_model_of_float32():
-    """40 of 200 samples of 40 ms, and half of the 20 ms of backward."""
+def test_float64_in_float32_model_is_found():
+    """40 of 200 samples over 40 ms, and half of the 20 ms of backward."""
     found = evaluated(double_precision, DOUBLE)
     assert found.saving_ns_per_step == pytest.approx(18 * MS)
     assert (found.saving_is, found.severity) == ("up to", Severity.CRITICAL)
@@ -108,13 +108,13 @@ def test_float64_in_a_model_of_float32():
     assert "float64" in found.title
 
 
-def test_a_line_that_is_half_float64_counts_half():
+def test_half_float64_line_counts_half():
     lines = [replace(one, double_ns=one.double_ns // 2) for one in DOUBLE]
     assert evaluated(double_precision, lines).saving_ns_per_step == pytest.approx(9 * MS, rel=0.01)
 
 
-def test_a_pause_in_a_small_backward_is_no_float64():
-    """Forward takes 1.6 ms by samples, so backward is no more than three times that."""
+def test_pause_in_small_backward_is_not_float64():
+    """The line's forward takes 1.6 ms by samples, so its backward counts at most three times that."""
     lines = [*DOUBLE[:2], line_of(40, "backward", 900, calls=1, double=1, double_ns=900 * MS)]
     stacks = (("forward", (LINE,), 40), ("forward", (STEP,), 960))
     found = evaluated(double_precision, lines, *stacks)
@@ -131,7 +131,7 @@ def test_a_pause_in_a_small_backward_is_no_float64():
     ],
     ids=["a device's time is unknown", "none", "few samples", "little"],
 )
-def test_float64_that_is_no_finding(changes):
+def test_unimportant_float64_is_clean(changes):
     changes = {"lines": DOUBLE, "stacks": (), **changes}
     stacks = changes.pop("stacks")
     assert evaluated(double_precision, changes.pop("lines"), *stacks, **changes).status is Status.CLEAN
@@ -142,8 +142,8 @@ def test_float64_that_is_no_finding(changes):
 PENALTY = (line_of(40, took_ms=8, reductions=4), line_of(40, "backward", 10), line_of(33, "backward", 10))
 
 
-def test_a_penalty_by_hand():
-    """Its operators take 0.7 ms each: no slow Python, and the rest of the step is little."""
+def test_penalty_loop_is_found():
+    """Each operator takes 0.7 ms, so Python isn't slow, and the rest of the step is short."""
     found = evaluated(slow_forward_outside_model, PENALTY, model_ms=12)
     assert found.saving_ns_per_step == pytest.approx(18 * MS)
     assert (found.saving_is, found.locations[0].line) == ("", 40)
@@ -151,14 +151,14 @@ def test_a_penalty_by_hand():
     assert found.verdict_ns == 0
 
 
-def test_a_norm_that_is_only_looked_at():
+def test_norm_without_backward_gets_norm_advice():
     found = evaluated(slow_forward_outside_model, PENALTY[:1], model_ms=12)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert "weight_decay" not in found.action
     assert "torch.nn.utils.get_total_norm" in found.action
 
 
-def test_many_small_parameters_are_slow_code_with_the_same_advice():
+def test_many_small_parameters_get_reduction_advice():
     lines = [line_of(40, took_ms=4, calls=400, reductions=130), *PENALTY[1:]]
     stacks = (("forward", (LINE,), 70), ("forward", (STEP,), 30))
     found = evaluated(slow_forward_outside_model, lines, *stacks)
@@ -167,16 +167,16 @@ def test_many_small_parameters_are_slow_code_with_the_same_advice():
 
 
 @pytest.mark.parametrize("reductions", [0, 1])
-def test_other_long_operators_are_torch_s_work(reductions):
+def test_other_long_operators_are_clean(reductions):
     lines = [replace(PENALTY[0], reductions=reductions), *PENALTY[1:]]
     assert evaluated(slow_forward_outside_model, lines, model_ms=12).status is Status.CLEAN
 
 
-# Gradients, one by one
+# Gradients in a loop
 
 
-def test_a_loop_of_gradients():
-    """40 of 200 samples of 40 ms in 20 calls: one batched call may cost as much as one of them."""
+def test_gradient_loop_is_found():
+    """40 of 200 samples over 40 ms, in 20 calls; one batched call may cost as much as one of them."""
     found = evaluated(many_calls, [line_of(40, gradients=20)], below=(GRAD, ENGINE), limits={"warning": 0.1})
     assert found.saving_ns_per_step == pytest.approx(0.95 * 8 * MS)
     assert (found.saving_is, found.severity) == ("up to", Severity.WARNING)
@@ -184,7 +184,7 @@ def test_a_loop_of_gradients():
     assert [(one.line, one.is_exact) for one in found.locations] == [(40, True)]
 
 
-def test_a_loop_of_gradients_needs_no_module_times():
+def test_gradient_loop_needs_no_module_times():
     cost = replace(
         cost_of(),
         times=None,
@@ -200,6 +200,6 @@ def test_a_loop_of_gradients_needs_no_module_times():
     [(2, (GRAD, ENGINE)), (20, ()), (20, (TORCH, ENGINE))],
     ids=["second derivatives", "other code", "backward"],
 )
-def test_what_is_no_loop_of_gradients(calls, below):
+def test_other_gradient_calls_are_clean(calls, below):
     lines = [line_of(40, gradients=calls)]
     assert evaluated(many_calls, lines, below=below, limits={"warning": 0.1}).status is Status.CLEAN

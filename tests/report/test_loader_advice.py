@@ -1,4 +1,4 @@
-"""Advice on workers: by the CPU time of batches and steps, and by the CPUs that nobody else uses."""
+"""Worker advice from the CPU time of batches and steps, and from free CPUs."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ pytestmark = pytest.mark.slow
 
 
 def advice(wait_ms, rest_ms, *, workers=0, cpus=8, cpu=None):
-    """Of a loader with so many workers."""
+    """Advice for a loader with this many workers."""
     loaders = with_loader(num_workers=workers).loaders
     return workers_advice(loaders, cpus, wait_ms * MS, (wait_ms + rest_ms) * MS, cpu)
 
 
 def cpu(computing=1.0, batch_ms=10.0, rest_ms=10.0, free=2.0):
-    """What batches and steps take."""
+    """CPU time of batches and steps."""
     return BatchCpu(
         computing=computing, batch_ns=batch_ms * MS, rest_ns=rest_ms * MS, thread_share=0.5, free_cpus=free
     )
@@ -53,18 +53,18 @@ def evidence(one):
 
 
 @pytest.mark.parametrize("package", ["", "replay"])
-def test_torchs_own_collate_is_no_place_beside_a_packages_data_set(package):
+def test_default_collate_is_no_place_for_library_dataset(package):
     dataset = Place(function="Data.__getitem__", file="d.py", line=3, is_library=True, package=package)
     collate = Place(function="default_collate", file="collate.py", line=9, is_library=True)
     places = places_of_batches(with_loader(dataset=dataset, collate=collate).loaders)
     assert [place.function for place in places] == [dataset.function, collate.function][: 1 if package else 2]
 
 
-# Without knowing what computes
+# Without CPU times
 
 
-def test_workers_that_hide_a_batch():
-    """A batch takes 30 ms and the rest of the step 8 ms: 30 / 8 = 3.75, so 4 workers, and none waits."""
+def test_workers_hide_batch():
+    """A batch takes 30 ms and the rest of the step 8 ms: 30 / 8 = 3.75, so 4 workers hide it."""
     one = advice(30, 8)
     assert one.num_workers == 4
     assert one.saving_ns == 30 * MS, "the wait is what it costs, whatever workers gain"
@@ -72,8 +72,8 @@ def test_workers_that_hide_a_batch():
     assert one.told == " Workers only help if CPUs are free."
 
 
-def test_workers_that_are_behind():
-    """2 workers deliver every 15 ms, so one needs 30 ms for a batch; the rest takes 8 ms: again 4."""
+def test_more_workers_if_workers_are_behind():
+    """2 workers deliver every 15 ms, so one needs 30 ms per batch; the rest takes 8 ms, so 4 again."""
     one = advice(7, 8, workers=2)
     assert evidence(one)["max batch time per worker"] == 30 * MS
     assert (one.num_workers, one.saving_ns) == (4, 7 * MS)
@@ -81,7 +81,7 @@ def test_workers_that_are_behind():
 
 
 def test_no_more_workers_than_cpus():
-    """100 ms a batch beside 5 ms of work: 3 workers on 4 CPUs deliver one every 33 ms. One number is said."""
+    """100 ms per batch and 5 ms of work: 3 workers on 4 CPUs deliver a batch every 33 ms."""
     one = advice(100, 5, cpus=4)
     assert one.num_workers == 3
     assert evidence(one)["best step time with these workers"] == pytest.approx((100 / 3 + 0.5) * MS)
@@ -90,17 +90,17 @@ def test_no_more_workers_than_cpus():
     assert "This saves up to 100 ms per step. Alternatively, set num_workers=3, persistent" in one.action
     assert one.action.endswith("(currently num_workers=0). Saves at most 71.2 ms per step.")
     assert one.action.count("num_workers=3") == 1
-    # All of them are taken: nothing is left to advise but cheaper batches.
+    # All CPUs are taken, so only cheaper batches help.
     one = advice(100, 5, workers=3, cpus=4)
     assert (one.num_workers, one.saving_ns) == (None, 100 * MS)
     assert one.action.startswith("Pre-decode or pre-transform the data")
 
 
-# By what computes
+# With CPU times
 
 
-def test_batches_that_compute_share_the_cpus_with_the_step():
-    """10 ms of CPU for a batch and 20 ms for 10 ms of step on two threads: on 2 CPUs 15 ms, not 10."""
+def test_cpu_bound_batches_share_cpus_with_step():
+    """10 ms of CPU time per batch and 20 for 10 ms of step on two threads: on 2 CPUs 15 ms, not 10."""
     one = advice(10, 10, cpus=2, cpu=cpu(batch_ms=10, rest_ms=20))
     assert one.num_workers == 1
     assert one.saving_ns == 10 * MS
@@ -108,27 +108,27 @@ def test_batches_that_compute_share_the_cpus_with_the_step():
     assert "Saves at most 4.5 ms per step." in one.action
 
 
-def test_no_worker_where_batches_compute_and_no_cpu_is_free():
-    """20 ms of CPU in a step of 20 ms, and one CPU."""
+def test_no_workers_for_cpu_bound_batches_without_free_cpu():
+    """20 ms of CPU time in a step of 20 ms, on one CPU."""
     one = advice(10, 10, cpus=2, cpu=cpu(free=1.0))
     assert (one.num_workers, one.saving_ns) == (None, 10 * MS)
     assert "num_workers" not in one.action
     assert "Workers wouldn't help, since a batch takes 10 ms of CPU time and no CPU is free." in one.told
 
 
-def test_workers_where_batches_wait_also_on_a_busy_machine():
-    """They wait for a disk: as many workers as it takes, however few CPUs there are."""
+def test_workers_for_waiting_batches_on_busy_machine():
+    """Batches wait for a disk, so the CPU count doesn't limit the workers."""
     one = advice(100, 5, cpus=2, cpu=cpu(computing=0.1, batch_ms=10, free=0.5))
     assert one.num_workers == 20
     assert one.saving_ns == 100 * MS
     assert "mostly waits" in one.told
 
 
-def test_no_worker_for_less_than_handing_a_batch_over_takes():
+def test_no_workers_if_handover_takes_as_long():
     one = advice(0.6, 5, cpu=cpu(computing=0.2, batch_ms=0.1))
     assert (one.num_workers, one.saving_ns) == (None, 0.6 * MS)
     assert "Handing a batch over from a worker would take about as long." in one.told
-    # Any DataLoader takes so long: a hint where it is a tenth of the step.
+    # Any DataLoader takes this long, so it's only a hint where it is a tenth of the step.
     analysis = analysis_of(steps_of(forward=5.4, dataloader=0.6))
     assert only(judge(input_bound, analysis)).severity is Severity.INFO
     analysis = analysis_of(steps_of(forward=1.4, dataloader=0.6))
@@ -136,10 +136,10 @@ def test_no_worker_for_less_than_handing_a_batch_over_takes():
 
 
 def simulated_step(batch_ms, rest_ms, rest_cpus, workers, cpus):
-    """A step in a queue of batches: who needs more CPUs than there are runs slower, everybody alike.
+    """Step time in a queue of batches; when CPUs run short, everything slows down alike.
 
     Args:
-        rest_cpus: CPUs that the rest of the step keeps busy.
+        rest_cpus: CPUs kept busy by the rest of the step.
     """
     ready, making, rest, steps, now, begun = 0, [], 0.0, 0, 0.0, 0.0
     while steps < 60:
@@ -162,8 +162,8 @@ def simulated_step(batch_ms, rest_ms, rest_cpus, workers, cpus):
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_what_workers_save_against_a_simulated_machine(seed):
-    """At best: never less than the simulated gain, and less than 30% of the step above it."""
+def test_predicted_saving_matches_simulated_machine(seed):
+    """The predicted best case is never below the simulated gain, and at most 30% of the step above it."""
     draw = random.Random(f"workers-{seed}")
     batch, rest = draw.uniform(1, 40), draw.uniform(1, 40)
     cpus, rest_cpus = draw.choice([1, 2, 4, 8]), draw.choice([0.5, 1.0, 2.0])
@@ -185,7 +185,7 @@ def test_what_workers_save_against_a_simulated_machine(seed):
     assert one.saving_ns == batch * MS
 
 
-# What is measured of CPUs
+# CPU measurements
 
 
 def use(**changes):
@@ -210,19 +210,19 @@ def facts(record, workers=0, cpus=2, waited=0.0):
     return batch_cpu(record, num_workers=workers, usable_cpus=cpus, cpu_wait_share=waited)
 
 
-def test_cpus_that_others_leave():
-    assert facts(use()) == cpu()  # which it is by hand
-    # Another process takes one CPU: one is left. It takes both by turns with us: what we had is left.
+def test_free_cpus_exclude_other_processes():
+    assert facts(use()) == cpu()  # derived by hand
+    # Another process takes one CPU, so one is free. If it takes turns with us on both, what we had is free.
     assert facts(use(busy_ns=2_000 * MS)).free_cpus == 1.0
     assert facts(use(busy_ns=2_000 * MS, process_ns=700 * MS)).free_cpus == pytest.approx(0.7)
-    # Of 64 CPUs, 40 of them busy, this process may use two.
+    # 40 of 64 CPUs are busy, and this process may use two.
     big = use(busy_ns=40_000 * MS, cpus_ns=64_000 * MS)
     assert facts(big).free_cpus == 2.0
     assert facts(use(busy_ns=None, cpus_ns=None)).free_cpus is None
 
 
-def test_who_waits_for_a_cpu_would_compute():
-    """The fetch had a CPU in half of its time, and the thread waited for one in a half of the loop."""
+def test_waiting_for_cpu_counts_as_computing():
+    """The fetch had a CPU half of its time, and the thread waited for one during half of the loop."""
     busy = use(fetches_thread_ns=50 * MS, rest_thread_ns=50 * MS)
     assert facts(busy).computing == pytest.approx(0.5)
     assert facts(busy, waited=0.5).computing == pytest.approx(1.0)
@@ -233,8 +233,8 @@ def test_who_waits_for_a_cpu_would_compute():
     assert not facts(asleep).is_computing
 
 
-def test_of_workers_it_is_their_own_cpu_time():
-    """Two workers that use one CPU together: 20 ms a step, and half of their time."""
+def test_worker_batches_use_worker_cpu_time():
+    """Two workers share one CPU: 20 ms per step, half of their time."""
     both = facts(use(workers_ns=1_000 * MS, process_ns=500 * MS, busy_ns=1_500 * MS), workers=2)
     assert (both.computing, both.batch_ns, both.free_cpus) == (0.5, 20 * MS, 2.0)
     unknown = facts(use(workers_ns=None), workers=2)
@@ -244,8 +244,8 @@ def test_of_workers_it_is_their_own_cpu_time():
             facts(record)
 
 
-def test_the_verdict_rests_on_the_wait_and_not_on_what_can_be_gained():
-    """7 ms of 15 wait, of which workers save 2.5 at best: input-bound, at 47%."""
+def test_verdict_uses_wait_rather_than_gain():
+    """Training waits 7 of 15 ms, of which workers save 2.5 at best; it's input-bound at 47%."""
     setup = replace(SETUP, usable_cpus=2)
     record = use(
         fetches_ns=70 * MS,
@@ -262,7 +262,7 @@ def test_the_verdict_rests_on_the_wait_and_not_on_what_can_be_gained():
     assert verdict.summary.startswith("47% of each step")
 
 
-def test_no_hint_for_workers_that_would_save_nothing():
+def test_no_worker_hint_without_saving():
     steps, one_cpu = steps_of(forward=100, dataloader=3), replace(SETUP, usable_cpus=1)
     computes = use(
         fetches_ns=30 * MS, fetches_thread_ns=30 * MS, steps_ns=1_030 * MS, rest_thread_ns=1_000 * MS
@@ -274,11 +274,11 @@ def test_no_hint_for_workers_that_would_save_nothing():
     assert nothing.status is Status.CLEAN
 
 
-# Batches that are ready
+# Ready batches
 
 
-def test_workers_that_keep_up_are_not_to_be_more():
-    """A tenth of the step is the way of a batch from its worker: a hint, and not the dataset's line."""
+def test_no_more_workers_if_they_keep_up():
+    """The handover from the worker takes a tenth of the step: a hint that doesn't point at the dataset."""
     setup, steps = with_loader(num_workers=2), steps_of(forward=36, dataloader=4)
 
     def of(num_asked, num_ready):
@@ -301,8 +301,8 @@ def test_workers_that_keep_up_are_not_to_be_more():
         assert behind.locations
 
 
-def test_how_many_batches_a_fetch_finds():
-    """Of 10 fetches that were looked at 6 found none, 1 found one and 3 found three."""
+def test_queue_depth_chart_counts_ready_batches():
+    """Of 10 observed fetches, 6 found no batch, 1 found one and 3 found three."""
 
     def chart_of(**read):
         return queue_depth(analysis_of(steps_of(forward=36), cpu=use(**read)))
@@ -340,8 +340,8 @@ def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, **loader):
     return load_run(tmp_path / "run" / "run.json").ranks[0]
 
 
-def test_the_cpu_time_of_fetches_is_what_was_put_in(tmp_path):
-    """Counted in CPU time, so that it holds on a busy machine."""
+def test_fetch_cpu_time_matches_known_cost(tmp_path):
+    """It's CPU time, so this holds on a busy machine."""
     record = fit(tmp_path, cpu_s=0.004, sleep_s=0.0)
     found = record.cpu
     assert 5 <= found.num_steps <= 80 / PERIOD + 1
@@ -351,25 +351,25 @@ def test_the_cpu_time_of_fetches_is_what_was_put_in(tmp_path):
     assert facts(found, waited=waited).is_computing
 
 
-def test_a_fetch_that_sleeps_does_not_compute(tmp_path):
+def test_sleeping_fetch_is_not_computing(tmp_path):
     record = fit(tmp_path, cpu_s=0.0, sleep_s=0.008)
     assert record.cpu.fetches_thread_ns < 0.3 * record.cpu.fetches_ns
     assert not facts(record.cpu, waited=record.slow.cpu_wait_share).is_computing
 
 
-def test_the_cpu_time_of_workers(tmp_path):
-    """80 rows of 10 ms in one worker, whose start takes some CPU time, too."""
+def test_worker_cpu_time_is_measured(tmp_path):
+    """80 rows of 10 ms in one worker, whose startup takes some CPU time too."""
     record = fit(tmp_path, cpu_s=0.01, sleep_s=0.0, num_workers=1)
     assert 0.8e9 <= record.cpu.workers_ns < 4e9
 
 
-# Lightning's own worker_init_fn, where the user has none, imports Lightning in each worker.
+# Without a worker_init_fn of the user's, Lightning's own imports Lightning in each worker.
 SPAWN = {"multiprocessing_context": "spawn", "worker_init_fn": worker_data.draw_more}
 
 
 @pytest.mark.parametrize("loader", [{}, SPAWN], ids=["fork", "spawn"])
-def test_batches_that_workers_have_ready(tmp_path, loader):
-    """Steps of 20 ms, and rows that take nothing."""
+def test_ready_batches_are_counted(tmp_path, loader):
+    """Steps of 20 ms, and rows that take no time."""
     found = fit(tmp_path, step_s=0.02, num_workers=1, **loader).cpu
     assert found.num_asked == found.num_steps >= 5
     assert found.num_ready >= 0.8 * found.num_asked
@@ -377,20 +377,20 @@ def test_batches_that_workers_have_ready(tmp_path, loader):
     assert found.depths[2] >= 0.8 * found.num_asked, "one worker makes two ahead"
 
 
-def test_batches_that_workers_do_not_have_ready(tmp_path):
-    """Rows of 60 ms, and steps that take nothing, unless the machine is very busy."""
+def test_late_batches_are_counted(tmp_path):
+    """Rows of 60 ms, and steps that take almost no time unless the machine is very busy."""
     found = fit(tmp_path, sleep_s=0.06, num_workers=1).cpu
     assert found.num_asked >= 5
     assert found.num_ready <= 0.5 * found.num_asked
     assert found.depths[0] >= 0.5 * found.num_asked
 
 
-def test_without_workers_no_batch_is_asked_for(tmp_path):
+def test_no_batches_are_asked_for_without_workers(tmp_path):
     assert fit(tmp_path).cpu.num_asked == 0
 
 
-def test_several_loaders_and_batches_out_of_order():
-    """By hand: a batch is ready where each loader with workers has one."""
+def test_several_loaders_and_out_of_order_batches():
+    """A batch is ready when each loader with workers has one."""
 
     def loader(waiting=0, *, early=(), size=None):
         queue = SimpleNamespace(empty=lambda: not waiting, qsize=size or (lambda: waiting))

@@ -1,4 +1,4 @@
-"""What a model holds in memory, by hand-derived bytes; and the records of its modules."""
+"""A model's memory, compared with hand-derived bytes, and the records of its modules."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def step(model, optimizer, x):
 # ---- Parameters, gradients, state and buffers
 
 
-def test_before_the_first_step_there_are_parameters_only():
+def test_only_parameters_exist_before_first_step():
     # Weight 4 x 3 and bias 4: 16 elements of 4 bytes.
     size = model_size(nn.Linear(3, 4), [torch.optim.AdamW(nn.Linear(1, 1).parameters())])
     assert rows(size) == {(TRAINABLE, "float32"): (2, 16, 64)}
@@ -58,7 +58,7 @@ def test_adamw_after_a_step():
     model = nn.Linear(3, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer, torch.ones(2, 3))
-    # Two moments of 16 elements, and for each of the two parameters a step counter of one float32.
+    # Two moments of 16 elements, and one float32 step counter per parameter.
     size = model_size(model, [optimizer])
     assert rows(size) == {
         (TRAINABLE, "float32"): (2, 16, 64),
@@ -69,18 +69,18 @@ def test_adamw_after_a_step():
     assert total_size(size) == TensorSize(kind="total", dtype="", tensors=10, elements=66, num_bytes=264)
 
 
-def test_sgd_with_momentum_and_half_of_the_gradients():
+def test_sgd_with_momentum_and_half_the_gradients():
     model = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     step(model, optimizer, torch.ones(2, 3))
     model.bias.grad = None
-    size = model_size(model, [optimizer, optimizer])  # the same one twice holds nothing more
+    size = model_size(model, [optimizer, optimizer])  # passing it twice adds nothing
     assert rows(size)[STATE, "float32"] == (2, 16, 64)
     assert rows(size)[GRADIENTS, "float32"] == (1, 12, 48)
     assert size.notes == ("1 of 2 trainable parameters have no gradient at this moment",)
 
 
-def test_sgd_without_momentum_has_no_state_and_says_so():
+def test_sgd_without_momentum_notes_missing_state():
     model = nn.Linear(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     step(model, optimizer, torch.ones(2, 3))
@@ -91,7 +91,7 @@ def test_sgd_without_momentum_has_no_state_and_says_so():
     assert model_size(model).notes == (NO_GRADIENTS, NO_OPTIMIZER)
 
 
-def test_state_in_nested_dicts_and_lists():
+def test_nested_optimizer_state_is_counted():
     model = nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shared = torch.zeros(3, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_state_in_nested_dicts_and_lists():
     }
 
 
-def test_lbfgs_keeps_its_history_in_lists():
+def test_lbfgs_history_is_counted():
     model = nn.Linear(2, 1, bias=False)
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
 
@@ -130,7 +130,7 @@ def test_lbfgs_keeps_its_history_in_lists():
     assert found[1] >= sum(t.numel() for t in tensors.values())
 
 
-def test_an_optimizer_that_steps_copies_of_the_parameters():
+def test_optimizer_of_parameter_copies_is_noted():
     model = nn.Linear(3, 4).half()
     masters = [p.detach().float().requires_grad_() for p in model.parameters()]
     optimizer = torch.optim.SGD(masters, lr=0.1)
@@ -159,7 +159,7 @@ def test_mixed_dtypes_and_frozen_parameters():
     }
 
 
-def test_a_model_in_half_precision_with_its_gradients():
+def test_half_precision_model_with_gradients():
     model = nn.Linear(3, 4, dtype=torch.bfloat16)
     model(torch.ones(2, 3, dtype=torch.bfloat16)).float().sum().backward()
     assert rows(model_size(model)) == {
@@ -168,7 +168,7 @@ def test_a_model_in_half_precision_with_its_gradients():
     }
 
 
-def test_buffers_persistent_or_not():
+def test_persistent_and_other_buffers_are_counted():
     model = nn.BatchNorm1d(5)  # weight, bias; mean, variance; a count in int64
     model.register_buffer("mask", torch.ones(3, 3, dtype=torch.bool), persistent=False)
     model.register_buffer("phases", torch.ones(2, dtype=torch.complex64))
@@ -182,7 +182,7 @@ def test_buffers_persistent_or_not():
     }
 
 
-def test_nothing_to_count():
+def test_model_without_tensors_is_empty():
     size = model_size(nn.ReLU())
     assert size.sizes == ()
     assert size.notes == (NO_GRADIENTS, NO_OPTIMIZER)
@@ -191,7 +191,7 @@ def test_nothing_to_count():
 # ---- Names
 
 
-def test_a_tied_embedding_counts_once():
+def test_tied_embedding_counts_once():
     model = nn.Module()
     model.embedding, model.head = nn.Embedding(10, 4), nn.Linear(4, 10)
     model.head.weight = model.embedding.weight
@@ -200,7 +200,7 @@ def test_a_tied_embedding_counts_once():
     assert size.tied == ("head.weight",)
 
 
-def test_a_module_used_under_two_names():
+def test_module_under_two_names_counts_once():
     layer = nn.BatchNorm1d(2)
     size = model_size(nn.Sequential(OrderedDict(first=layer, second=layer)))
     assert rows(size)[TRAINABLE, "float32"] == (2, 4, 16)
@@ -209,7 +209,7 @@ def test_a_module_used_under_two_names():
     )
 
 
-def test_a_compiled_child_beside_its_original_is_tied_under_its_own_name_only():
+def test_compiled_child_is_tied_under_its_own_name():
     model = nn.Module()
     model.net = nn.Linear(2, 2)
     model.fast = torch.compile(model.net)
@@ -217,7 +217,7 @@ def test_a_compiled_child_beside_its_original_is_tied_under_its_own_name_only():
     assert model_size(torch.compile(nn.Linear(2, 2))).tied == ()
 
 
-def test_a_wrapper_that_shows_the_parameters_inside_is_no_tie():
+def test_wrapper_exposing_inner_parameters_is_not_tied():
     model = nn.Module()
     model._fsdp_wrapped_module = nn.Linear(2, 2)
     model.weight = model._fsdp_wrapped_module.weight
@@ -227,7 +227,7 @@ def test_a_wrapper_that_shows_the_parameters_inside_is_no_tie():
     assert size.tied == ("alias",)
 
 
-def test_lazy_parameters_are_named_and_not_counted():
+def test_lazy_parameters_are_named_but_not_counted():
     size = model_size(nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1), nn.LazyBatchNorm1d()))
     assert rows(size)[TRAINABLE, "float32"] == (2, 5, 20)
     assert size.lazy == (
@@ -240,27 +240,27 @@ def test_lazy_parameters_are_named_and_not_counted():
     )
 
 
-# ---- Bytes are those of storages
+# ---- Bytes come from storages
 
 
-def test_views_that_share_a_storage():
+def test_views_of_one_storage_count_it_once():
     flat = torch.zeros(100)
     model = nn.Module()
     model.first, model.second = nn.Parameter(flat[:10]), nn.Parameter(flat[10:30])
     size = model_size(model)
-    # 30 elements; the storage of 100 is held as a whole, once.
+    # 30 elements; the whole storage of 100 counts once.
     assert rows(size) == {(TRAINABLE, "float32"): (2, 30, 400)}
     assert size.notes[-1] == "1 tensors share memory with earlier ones; shared memory counts once"
 
 
-def test_an_expanded_tensor_and_an_empty_one():
+def test_expanded_and_empty_tensors_count_stored_bytes():
     model = nn.Module()
     model.register_buffer("wide", torch.ones(1).expand(1000))
     model.register_buffer("empty", torch.zeros(0))
     assert rows(model_size(model)) == {(BUFFERS, "float32"): (2, 1000, 4)}
 
 
-def test_two_parameters_over_one_storage_have_their_own_gradients():
+def test_parameters_sharing_storage_have_separate_gradients():
     model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
     model[1].weight.data = model[0].weight.data
     model(torch.ones(1, 2)).sum().backward()
@@ -270,7 +270,7 @@ def test_two_parameters_over_one_storage_have_their_own_gradients():
     }
 
 
-def test_shared_storage_counts_with_the_first_kind_whatever_the_order_of_names():
+def test_shared_storage_counts_with_first_kind():
     flat = torch.zeros(8)
     model = nn.Module()
     model.frozen, model.live = nn.Parameter(flat[:4], requires_grad=False), nn.Parameter(flat[4:])
@@ -280,14 +280,14 @@ def test_shared_storage_counts_with_the_first_kind_whatever_the_order_of_names()
     }
 
 
-def test_a_freed_storage_holds_nothing():
+def test_freed_storage_holds_nothing():
     model = nn.Linear(3, 4, bias=False)
-    model.weight.untyped_storage().resize_(0)  # as sharding does between uses
+    model.weight.untyped_storage().resize_(0)  # as in sharding between uses
     assert rows(model_size(model)) == {(TRAINABLE, "float32"): (1, 12, 0)}
 
 
 @pytest.mark.parametrize("dtype", ["uint4", "float8_e4m3fn", "float4_e2m1fn_x2"])
-def test_small_dtypes_have_the_bytes_of_their_storage(dtype):
+def test_small_dtypes_count_stored_bytes(dtype):
     if not hasattr(torch, dtype):
         pytest.skip(f"this torch has no {dtype}")
     model = nn.Module()
@@ -298,31 +298,31 @@ def test_small_dtypes_have_the_bytes_of_their_storage(dtype):
 # ---- Tensors of other kinds
 
 
-def test_a_sparse_gradient_counts_what_it_holds():
+def test_sparse_gradient_counts_stored_values():
     model = nn.Embedding(1000, 4, sparse=True)
     model(torch.tensor([3, 5])).sum().backward()
     size = model_size(model)
-    # Two rows of four values in float32, and two row numbers in int64: 32 + 16 bytes.
+    # Two rows of four float32 values and two int64 row numbers: 32 + 16 bytes.
     assert rows(size)[GRADIENTS, "float32"] == (1, 8, 48)
     assert "1 sparse tensors count their stored values as elements" in size.notes
 
 
 @pytest.mark.filterwarnings("ignore:Sparse")
-def test_a_compressed_sparse_buffer():
+def test_compressed_sparse_buffer_counts_indices():
     model = nn.Module()
     eye = torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), torch.ones(3), (3, 3))
     model.register_buffer("eye", eye)
-    # Four row pointers and three columns in int64, three values in float32: 32 + 24 + 12 bytes.
+    # Four row pointers and three columns (int64) and three values (float32): 32 + 24 + 12 bytes.
     assert rows(model_size(model)) == {(BUFFERS, "float32"): (1, 3, 68)}
 
 
-def test_a_subclass_made_of_tensors():
+def test_tensor_subclass_counts_inner_tensors():
     model = nn.Module()
     model.register_buffer("both", TwoTensor(torch.zeros(3), torch.zeros(3)))
     assert rows(model_size(model)) == {(BUFFERS, "float32 in TwoTensor"): (1, 3, 24)}
 
 
-def test_a_subclass_of_the_user_does_not_notice():
+def test_user_subclass_sees_no_calls():
     calls = []
 
     class Watched(torch.Tensor):
@@ -343,12 +343,12 @@ def test_a_subclass_of_the_user_does_not_notice():
     assert calls == []
 
 
-def test_nested_tensors():
+def test_nested_tensor_counts_all_inner_tensors():
     model = nn.Module()
     values = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
     model.register_buffer("jagged", values)
     size = model_size(model)
-    # 18 values in float32, and three offsets in int64; what else it keeps lies with it.
+    # 18 float32 values and three int64 offsets, plus whatever else it keeps.
     kept = [getattr(values, name) for name in values.__tensor_flatten__()[0]]
     assert rows(size) == {
         (BUFFERS, "float32 in NestedTensor"): (1, 18, sum(t.untyped_storage().nbytes() for t in kept))
@@ -356,7 +356,7 @@ def test_nested_tensors():
     assert rows(size)[BUFFERS, "float32 in NestedTensor"][2] >= 72 + 24
 
 
-def test_a_tensor_that_shows_no_storage():
+def test_tensor_without_visible_storage_is_estimated():
     if not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no mkldnn")
     model = nn.Module()
@@ -367,7 +367,7 @@ def test_a_tensor_that_shows_no_storage():
 
 
 @pytest.mark.parametrize("kind", ["meta", "fake"])
-def test_tensors_without_data(kind):
+def test_fake_and_meta_tensors_count_needed_bytes(kind):
     if kind == "meta":
         model = nn.Linear(3, 4, device="meta")
     else:
@@ -378,8 +378,8 @@ def test_tensors_without_data(kind):
     assert size.notes[-1] == "2 fake or meta tensors count the bytes they would need"
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.ao says that it is deprecated
-def test_weights_packed_by_dynamic_quantisation():
+@pytest.mark.filterwarnings("ignore")  # torch.ao is deprecated
+def test_dynamically_quantized_weights_are_counted():
     model = nn.Sequential(*(nn.Linear(8, 4) for _ in range(5)), nn.LayerNorm(4))
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     size = model_size(model)
@@ -394,9 +394,9 @@ def test_weights_packed_by_dynamic_quantisation():
     assert records["5"] == (8, 8)
 
 
-GATES = 4 * 6  # of an LSTM of 6 features
+GATES = 4 * 6  # of an LSTM with 6 features
 QUANTISED = [
-    # module → elements and bytes of weights, elements of biases, by hand
+    # module, elements and bytes of its weights, elements of its biases
     (lambda: ao.Linear(8, 4), "qint8", 32, 32, 4),
     (lambda: ao.Conv1d(3, 4, 5), "qint8", 60, 60, 4),
     (lambda: ao.Conv2d(4, 6, 3, groups=2), "qint8", 6 * 2 * 9, 6 * 2 * 9, 6),
@@ -409,9 +409,9 @@ QUANTISED = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # torch says that quantized dtypes are deprecated
+@pytest.mark.filterwarnings("ignore")  # torch deprecates quantized dtypes
 @pytest.mark.parametrize(("make", "dtype", "elements", "num_bytes", "biases"), QUANTISED)
-def test_weights_of_quantised_modules(make, dtype, elements, num_bytes, biases):
+def test_weights_of_quantized_modules(make, dtype, elements, num_bytes, biases):
     model = nn.Sequential(make())
     found = rows(model_size(model))
     assert found[PACKED, dtype][1:] == (elements, num_bytes)
@@ -422,7 +422,7 @@ def test_weights_of_quantised_modules(make, dtype, elements, num_bytes, biases):
     assert sum(record.trainable for record in records) == 0
 
 
-def test_packed_weights_that_do_not_tell_are_named(monkeypatch):
+def test_unreadable_packed_weights_are_named(monkeypatch):
     monkeypatch.setattr(packed_weights, "_unpacked", lambda packed: 1 / 0)
     model = nn.Sequential(nn.Linear(4, 4))
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
@@ -434,13 +434,13 @@ def test_packed_weights_that_do_not_tell_are_named(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_a_scripted_module_is_not_quantised():
+def test_scripted_module_is_not_quantized():
     size = model_size(torch.jit.script(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))))
     assert rows(size) == {(TRAINABLE, "float32"): (4, 161, 644)}
     assert not any("packed" in note for note in size.notes)
 
 
-def test_weight_only_int8_is_buffers():
+def test_weight_only_int8_counts_as_buffers():
     model = nn.Module()
     model.register_buffer("weight", torch.zeros(8, 4, dtype=torch.int8))
     model.register_buffer("scale", torch.ones(8, dtype=torch.bfloat16))
@@ -453,8 +453,8 @@ def test_weight_only_int8_is_buffers():
     assert module_records(model)[0].parameters == 8
 
 
-@pytest.mark.filterwarnings("ignore")  # torch says that quantized dtypes are deprecated
-def test_a_tensor_quantised_by_channel_holds_its_scales():
+@pytest.mark.filterwarnings("ignore")  # torch deprecates quantized dtypes
+def test_channel_quantized_tensor_includes_scales():
     model = nn.Module()
     scales, zeros = torch.ones(4, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
     model.register_buffer("q", torch.quantize_per_channel(torch.ones(4, 3), scales, zeros, 0, torch.qint8))
@@ -465,7 +465,7 @@ def test_a_tensor_quantised_by_channel_holds_its_scales():
 
 @pytest.fixture
 def mesh():
-    """A mesh of two, in which this process is the first: no communication is needed for its shards."""
+    """A mesh of two processes, of which this is the first; its shards need no communication."""
     store_module = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
     before = {name: os.environ.get(name) for name in ("MASTER_ADDR", "MASTER_PORT")}
     torch.distributed.init_process_group("fake", rank=0, world_size=2, store=store_module.FakeStore())
@@ -476,7 +476,7 @@ def mesh():
         assert before == {name: os.environ.get(name) for name in before}
 
 
-def test_the_shard_of_this_process(mesh):
+def test_shard_of_this_process_counts(mesh):
     tensor = pytest.importorskip("torch.distributed.tensor")
     model = nn.Linear(3, 4, bias=False)
     shard = tensor.DTensor.from_local(torch.zeros(2, 3), mesh, [tensor.Shard(0)], run_check=False)
@@ -487,7 +487,7 @@ def test_the_shard_of_this_process(mesh):
     assert module_records(model) == (ModuleRecord(path="", type_name="Linear", parameters=12, trainable=12),)
 
 
-def test_a_fully_sharded_model_after_a_step(mesh):
+def test_fully_sharded_model_after_step(mesh):
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("this torch has it elsewhere")
@@ -496,7 +496,7 @@ def test_a_fully_sharded_model_after_a_step(mesh):
     fsdp.fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer, torch.ones(2, 4))
-    # 24 + 6 + 12 + 2 elements, half of each here; two moments of them and four whole step counters.
+    # This process has half of 24 + 6 + 12 + 2 elements, two moments of each, and four full step counters.
     size = model_size(model, [optimizer])
     assert rows(size) == {
         (TRAINABLE, "float32"): (4, 22, 88),
@@ -512,7 +512,7 @@ def test_a_fully_sharded_model_after_a_step(mesh):
     ]
 
 
-def test_a_flat_shard_says_so():
+def test_flat_shard_is_noted():
     class FullyShardedDataParallel(nn.Module):
         def __init__(self, module):
             super().__init__()
@@ -526,7 +526,7 @@ def test_a_flat_shard_says_so():
     assert module_records(model) == (ModuleRecord(path="", type_name="ReLU", parameters=7, trainable=7),)
 
 
-def test_nothing_is_changed():
+def test_counting_changes_nothing():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -543,8 +543,8 @@ def test_nothing_is_changed():
     assert before[0][0].keys() == after[0][0].keys()
 
 
-def test_nothing_runs():
-    """No kernel and no copy, only views of sparse parts: a dispatch mode sees every operator."""
+def test_counting_runs_no_kernels():
+    """A dispatch mode sees every operator: only views of sparse parts, no kernel and no copy."""
     seen = []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -562,10 +562,10 @@ def test_nothing_runs():
     assert set(seen) <= {"aten._indices.default", "aten._values.default", "aten.detach.default"}
 
 
-# ---- The records of modules
+# ---- Module records
 
 
-def test_modules_in_order_with_their_own_parameters():
+def test_modules_are_ordered_with_their_own_parameters():
     model = nn.Sequential(OrderedDict(body=nn.Sequential(nn.Linear(3, 4), nn.ReLU()), head=nn.Linear(4, 2)))
     model.head.bias.requires_grad_(False)
     assert [(r.path, r.type_name, r.parameters, r.trainable) for r in module_records(model)] == [
@@ -577,7 +577,7 @@ def test_modules_in_order_with_their_own_parameters():
     ]
 
 
-def test_tied_parameters_count_at_the_first_module():
+def test_tied_parameters_count_in_first_module():
     model = nn.Module()
     model.embedding, model.head = nn.Embedding(10, 4), nn.Linear(4, 10)
     model.head.weight = model.embedding.weight
@@ -585,7 +585,7 @@ def test_tied_parameters_count_at_the_first_module():
     assert {r.path: r.parameters for r in module_records(model)} == {"": 0, "embedding": 40, "head": 10}
 
 
-def test_one_module_with_one_parameter_under_two_names():
+def test_parameter_under_two_names_counts_once():
     model = nn.Module()
     model.one = nn.Parameter(torch.zeros(3))
     model.other = model.one
@@ -607,7 +607,7 @@ def test_wrappers_have_no_record_of_their_own():
 
 
 @pytest.mark.parametrize("order", [("net", "fast"), ("fast", "net")])
-def test_a_wrapper_beside_its_original_is_one_module(order):
+def test_wrapper_and_its_original_are_one_module(order):
     net = nn.Linear(2, 2)
     both = {"net": net, "fast": torch.compile(net)}
     model = nn.Module()
@@ -619,7 +619,7 @@ def test_a_wrapper_beside_its_original_is_one_module(order):
     ]
 
 
-def test_every_parameter_is_in_the_records_once():
+def test_records_count_each_parameter_once():
     model = nn.Transformer(8, 2, 1, 1, 16)
     assert sum(r.parameters for r in module_records(model)) == sum(p.numel() for p in model.parameters())
     size = model_size(model)
@@ -629,7 +629,7 @@ def test_every_parameter_is_in_the_records_once():
 # ---- The table
 
 
-def test_the_table_has_a_total():
+def test_table_has_total():
     model = nn.Linear(3, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     step(model, optimizer, torch.ones(2, 3))
@@ -645,7 +645,7 @@ def test_the_table_has_a_total():
     assert table.notes == ()
 
 
-def test_the_table_names_what_is_not_counted():
+def test_table_names_uncounted_tensors():
     size = ModelSize(
         sizes=(TensorSize(kind=TRAINABLE, dtype="float32", tensors=1, elements=2, num_bytes=8),),
         lazy=("late.weight",),
@@ -669,7 +669,7 @@ def test_the_table_names_what_is_not_counted():
         (ModelSize(sizes=(), lazy=("0.weight",)), "", "no tensor has a size yet"),
     ],
 )
-def test_without_sizes_the_table_says_why(size, note, reason):
+def test_table_without_sizes_gives_reason(size, note, reason):
     table = model_size_table(size, note)
     assert table.rows == ()
     assert table.absent_reason == reason

@@ -1,4 +1,4 @@
-"""The tree of modules as a flame graph: widths by hand, and what no tree may break."""
+"""Flame graph of the module tree: hand-derived widths, and invariants for any tree."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lightning_modelprof.run.model_cost import ModelCost
 from tests.analysis.test_module_tree import COST, record, timed
 
 
-def test_boxes_of_a_tree():
+def test_tree_becomes_boxes():
     """Own times: model 750, body 50, body.0 6000, body.1 350, body.2 1300, head 1050 ns."""
     flame = flame_of_modules(module_tree(COST))
     assert flame.title == "Modules, forward and backward"
@@ -31,8 +31,7 @@ def test_boxes_of_a_tree():
     assert {frame.is_users for frame in flame.frames} == {None}
 
 
-def test_forward_alone():
-    """An evaluation loop has no backward."""
+def test_evaluation_loop_shows_forward_only():
     times = timed(("", 1, 10, None), ("body", 1, 5, None), steps=1, clock="device")
     flame = flame_of_modules(module_tree(replace(COST, times=times)))
     assert flame.title == "Modules, forward"
@@ -44,8 +43,8 @@ def test_forward_alone():
     )
 
 
-def test_a_path_that_is_no_module_is_skipped():
-    """``blocks`` is no module of its own here; what is in it stands on the model."""
+def test_path_that_is_not_a_module_is_skipped():
+    """``blocks`` isn't a module here, so its child is placed on the model."""
     cost = ModelCost(
         modules=(record("", "Net"), record("blocks.0", "Linear")),
         times=timed(("", 1, 1, 1), ("blocks.0", 1, 2, 2)),
@@ -54,14 +53,14 @@ def test_a_path_that_is_no_module_is_skipped():
     assert [(f.parent, f.depth, f.total) for f in frames] == [(None, 0, 6), (0, 1, 4)]
 
 
-def test_nothing_timed_is_no_graph():
+def test_no_times_give_no_graph():
     assert flame_of_modules(module_tree(replace(COST, times=None))) is None
     assert flame_of_modules(module_tree(replace(COST, times=timed(("", 0, None, None))))) is None
     assert flame_of_modules(module_tree(replace(COST, times=timed(("", 1, 0, 0))))) is None
 
 
-def test_times_that_hold_those_of_ignored_modules_are_no_graph():
-    """``head`` has FLOPs and no time, so its time is in the model's, which then cannot be told."""
+def test_times_that_include_ignored_modules_give_no_graph():
+    """``head`` has FLOPs but no time, so the model's own time would include it and is unknown."""
     times = timed(("", 1, 10, None), ("body", 1, 5, None), steps=1)
     assert flame_of_modules(module_tree(replace(COST, times=times), ignore=["head"])) is None
 
@@ -78,7 +77,7 @@ def trees(draw):
 
 
 @given(trees())
-def test_boxes_lie_in_the_box_that_holds_them(cost):
+def test_boxes_lie_within_their_parent(cost):
     flame = flame_of_modules(module_tree(cost))
     if flame is None:
         return
@@ -93,7 +92,7 @@ def test_boxes_lie_in_the_box_that_holds_them(cost):
         outer = flame.frames[frame.parent]
         assert frame.parent < place
         assert frame.depth == outer.depth + 1
-        assert frame.begin == ends.get(frame.parent, outer.begin)  # neighbours touch
+        assert frame.begin == ends.get(frame.parent, outer.begin)  # neighbors touch
         ends[frame.parent] = frame.begin + frame.total
         inside[frame.parent] += frame.total
     for place, frame in enumerate(flame.frames):

@@ -1,4 +1,4 @@
-"""One screen adds up: each report says one step time, and its parts, shares and savings sum to it."""
+"""Each report has one step time, and its parts, shares and savings add up to it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ KEYS = (*CORE, "callbacks", "logging", "transfer", "other", "profiler")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", inputs(), ids=lambda source: source.name.partition(".")[0])
-def test_a_stored_report_adds_up(source, tmp_path):
+def test_stored_report_adds_up(source, tmp_path):
     report = read_report(unpacked(source, tmp_path / "modelprof")) if source.is_dir() else analyze(source)
     assert not wrong_sums(report)
 
 
-def test_what_does_not_add_up_is_seen(tmp_path):
-    """The check can fail: with another step time, a saving beyond it, and a blank."""
+def test_wrong_sums_are_detected(tmp_path):
+    """The check fails for another step time, a saving above it, an unfilled cost and a wrong share."""
     source = next(one for one in inputs() if one.name == "cifar")
     report = read_report(unpacked(source, tmp_path / "modelprof"))
     first, *others = report.findings
@@ -55,14 +55,14 @@ def test_printed_parts_sum_to_the_printed_step(host, gain):
     unit = 10.0 ** -len(numbers.step.partition(".")[2])
     for parts, whole, is_best in ((host, numbers.step, False), (better, numbers.best, True)):
         shown = [float(text.replace(",", "")) for text in numbers.parts(parts, is_best=is_best)]
-        seen = [one for one in shown if one > 0.99 * unit]  # a part below the last digit has one of its own
+        seen = [one for one in shown if one > 0.99 * unit]  # parts below the last digit show more digits
         assert sum(seen) == pytest.approx(float(whole.replace(",", "")), abs=unit / 10)
         for part, one in zip(parts, shown, strict=True):
             assert one == pytest.approx(part.ns / 1e6, abs=1.01 * unit + 0.5 * part.ns / 1e6 * (one < unit))
 
 
 @given(host=steps)
-def test_no_phase_of_the_model_is_hidden_and_other_is_a_tenth_at_most(host):
+def test_model_phases_stay_visible_and_other_is_at_most_a_tenth(host):
     merged = merge_small(host, small=0.3)
     keys = {part.key for part in merged}
     assert {part.key for part in host if part.key in CORE} <= keys
@@ -72,7 +72,7 @@ def test_no_phase_of_the_model_is_hidden_and_other_is_a_tenth_at_most(host):
 
 
 @given(host=steps, small=st.floats(0, 0.3))
-def test_a_phase_reads_the_same_on_a_page_and_in_a_terminal(host, small):
+def test_phase_reads_the_same_on_page_and_terminal(host, small):
     numbers = StepNumbers(StepCard(step="a step", host=host, better=host))
     merged = merge_small(host, small)
     alone = dict(zip((part.key for part in host), numbers.parts(host), strict=True))

@@ -1,4 +1,4 @@
-"""What Perf Summary says beside its figures."""
+"""Notes of the table Perf Summary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def notes(callback):
 
 @pytest.mark.filterwarnings("ignore:.*yielded None")
 @pytest.mark.parametrize(("accumulate", "is_told"), [(1, False), (2, True)])
-def test_steps_without_an_optimizer_step(tmp_path, accumulate, is_told):
+def test_missing_optimizer_steps_are_noted(tmp_path, accumulate, is_told):
     data = loader(64, collate_fn=lambda rows: None) if accumulate == 1 else loader(64)
     trainer = {"accumulate_grad_batches": accumulate}
     said = notes(run_fit(tmp_path, data=data, active=0, trainer=trainer))
@@ -34,12 +34,12 @@ def both(batch):
 
 
 @pytest.mark.parametrize(("samples_fn", "expected"), [(None, 4), (both, 8)])
-def test_a_batch_of_each_of_two_loaders(tmp_path, samples_fn, expected):
+def test_samples_are_counted_over_two_loaders(tmp_path, samples_fn, expected):
     data = [loader(80, batch_size=4), loader(80, batch_size=4)]
     callback = run_fit(tmp_path, module=OfTwo(), data=data, active=0, samples_fn=samples_fn)
     assert set(callback.run.ranks[0].steps.samples.tolist()) == {expected}
     assert ("one batch from each of 2 dataloaders" in notes(callback)) is (samples_fn is None)
 
 
-def test_one_loader_is_not_spoken_of(tmp_path):
+def test_single_loader_is_not_noted(tmp_path):
     assert "dataloaders" not in notes(run_fit(tmp_path, data=loader(40), active=0))

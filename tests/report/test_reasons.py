@@ -1,4 +1,4 @@
-"""Reasons why something is missing name arguments as the constructor takes them, so they can be copied."""
+"""Reasons for missing data name arguments as the constructor takes them, so they can be copied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOMS = ("analysis", "engine", "inspect", "measure", "report", "run", "tensorboa
 
 OF_REPORT = {name for name, group in GROUP_OF.items() if group == "report"}
 WORDS = {name for name in (*FIELDS, *GROUP_OF) if "_" in name} - {"log_every_n_steps", *OF_REPORT}
-"""Names that can only mean our arguments."""
+"""Names that can only be our arguments."""
 
 HINT = re.compile(r"(?<![\w.])([a-z_]+)=(\{[^{}]*\}|\.\.\.|[-\w]+)")
 """An argument with its value."""
@@ -30,11 +30,11 @@ UNNAMED = re.compile(
     r"|\((?:active|wait|repeat|steps|flops|sampling|workers)[,)]"
     r"|\b(?:sampling|workers|fvcore|flops) (?:is|was|are|were) (?:off|on)\b"
 )
-"""How people name arguments otherwise."""
+"""Other ways of naming arguments, which can't be copied."""
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """Strings that a reader may see: no docstrings, definitions or errors."""
+    """Strings a reader may see; no docstrings, definitions or errors."""
     if isinstance(tree, ast.Expr) and isinstance(tree.value, ast.Constant):
         return
     if isinstance(tree, ast.keyword) and tree.arg == "help":
@@ -52,7 +52,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def reasons() -> Iterator[tuple[str, str]]:
-    """All texts of the package with the file that each stands in."""
+    """All texts of the package, each with its file."""
     for room in ROOMS:
         for file in sorted((PACKAGE / room).rglob("*.py")):
             for text in texts(ast.parse(file.read_text(encoding="utf-8"))):
@@ -98,7 +98,7 @@ def test_wrong_hints_are_found(text, is_right):
     assert (wrong_hints(text) == []) is is_right
 
 
-def test_reasons_name_arguments_as_the_constructor_takes_them():
+def test_reasons_name_arguments_of_constructor():
     found = list(reasons())
     wrong = {(file, text): hints for file, text in found if (hints := wrong_hints(text))}
     assert wrong == {}

@@ -1,4 +1,4 @@
-"""A time is said once: findings about the time of one above become hints that name it."""
+"""Time counts once: a finding about the time of one above becomes a hint that names it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def finding(kind, saving_ms, *lines, severity=Severity.WARNING, is_exact=True):
 
 
 def placed_of(hot, *findings):
-    """After all passes, in a run of steps that are long enough for them."""
+    """Findings after all passes, in a run whose steps are long enough for them."""
     rules = {rule.kind: rule for rule in RULES}
     facts = analysis_of(steps_of(forward=10, validation=10, callbacks=10), stacks=hot.samples)
     return placed([(rules[one.kind], [one]) for one in findings], facts)
@@ -52,14 +52,14 @@ OUTER = finding("slow_custom_module", 5, 12)
     [
         (finding("slow_line_in_module", 4, 22), True),
         (finding("slow_line_in_module", 4, 14), False),
-        (finding("slow_line_in_module", 4, 14, 22), False),  # 400 of its 700: most, and not nearly all
-        (finding("slow_line_in_module", 4, 22, is_exact=False), False),  # a def tells no time
+        (finding("slow_line_in_module", 4, 14, 22), False),  # 400 of its 700: most, but not nearly all
+        (finding("slow_line_in_module", 4, 22, is_exact=False), False),  # a def line has no time
         (finding("slow_custom_module", 4, 22), False),  # another module of the same rule
-        (finding("host_device_sync", 4, 22), False),  # the device's time
+        (finding("host_device_sync", 4, 22), False),  # GPU time
         (finding("validation_share", 4, 42), False),
     ],
 )
-def test_what_lies_in_the_time_of_one_above(other, is_repeated):
+def test_finding_within_time_of_another_becomes_hint(other, is_repeated):
     first, second = placed_of(HOT, OUTER, other)
     assert (first.severity, first.saving_ns_per_step, first.summary) == (
         Severity.WARNING,
@@ -76,8 +76,8 @@ def test_what_lies_in_the_time_of_one_above(other, is_repeated):
         assert second.summary == other.summary
 
 
-def test_the_time_of_a_phase_is_all_of_it():
-    """Logging in a validation, of which another finding tells."""
+def test_phase_time_includes_everything_in_it():
+    """Logging during validation is part of the finding about validation."""
     whole, part = finding("validation_share", 8, 1), finding("slow_logging_calls", 6, 42)
     assert judged(HOT, whole, part) == [
         ("validation_share", Severity.WARNING, 8 * MS),
@@ -85,8 +85,8 @@ def test_the_time_of_a_phase_is_all_of_it():
     ]
 
 
-def test_the_time_of_a_hook_is_that_of_all_its_lines():
-    """A callback writes two histograms on two lines: half of its time is at the one that is named."""
+def test_hook_time_includes_all_its_lines():
+    """A callback writes histograms on two lines; the line it names has about half of its time."""
     hot = hot_of(
         ("callbacks", "on_after_backward:76 torch.utils.tensorboard.writer.add:9", 55, 550),
         ("callbacks", "on_after_backward:77 torch.utils.tensorboard.writer.add:9", 45, 450),
@@ -100,18 +100,18 @@ def test_the_time_of_a_hook_is_that_of_all_its_lines():
     ]
 
 
-def test_what_is_not_judged_stays_so():
+def test_finding_without_severity_stays_unjudged():
     part = replace(finding("slow_line_in_module", 4, 22), severity=None)
     assert judged(HOT, OUTER, part)[1] == ("slow_line_in_module", None, None)
 
 
-def test_few_samples_tell_nothing():
+def test_few_samples_keep_both_findings():
     few = hot_of(("forward", "step:12 loss:22", 9, 400))
     assert judged(few, OUTER, finding("slow_line_in_module", 4, 22))[1][1] is Severity.WARNING
 
 
-def test_repeats_come_with_the_hints():
-    """Of 20 ms 13 are a validation, in which nearly all is logging; the logger takes 2."""
+def test_repeats_are_sorted_with_hints():
+    """Validation takes 13 of 20 ms, nearly all of it logging; the logger takes 2 ms."""
     stacks = hot_of(
         ("validation", "again:42 lightning.pytorch.core.module.log:9", 60, 12_000),
         ("backward", "step:14", 40, 8_000),

@@ -1,4 +1,4 @@
-"""What the report says in words: chosen from the facts, and true."""
+"""Notes and reasons in the report match the facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.fits import loader, run_fit
 
 
 def report_of(tags, **record):
-    """The report of steps of 1 ms with these tags."""
+    """Report of 1 ms steps with these tags."""
     n = len(tags)
     phases = np.zeros((n, len(PHASES)), np.int64)
     phases[:, 0] = 1_000_000
@@ -61,16 +61,16 @@ FIRST, SKIP, VALIDATION = StepTag.FIRST_OF_EPOCH, StepTag.SKIP_FIRST, StepTag.VA
         ),
     ],
 )
-def test_no_clean_step_says_what_to_do_about_it(tags, advice):
+def test_no_clean_step_gives_advice(tags, advice):
     table = perf_summary_of(tags)
     assert table.absent_reason == f"none of the {len(tags)} steps is clean; {advice}"
 
 
-def test_every_reason_has_its_advice():
+def test_every_reason_has_advice():
     assert {reason for _, reason in _REASONS} == set(_ADVICE)
 
 
-def test_why_no_step_is_clean_is_shown_with_the_reason():
+def test_absent_table_shows_excluded_steps():
     text = render_text(report_of([SKIP | FIRST, *[SKIP] * 9, FIRST]))
     lines = text.split("\n")
     at = next(index for index, line in enumerate(lines) if line.startswith("Perf Summary: none of"))
@@ -80,13 +80,13 @@ def test_why_no_step_is_clean_is_shown_with_the_reason():
     )
 
 
-def test_an_absent_table_explains_no_figures():
+def test_absent_table_has_no_notes():
     notes = {table.id: table.notes for table in report_of([]).tables if not table.rows}
     assert "perf_summary" in notes
     assert not any(notes.values())
 
 
-def test_skip_first_counts_as_many_as_were_asked_for():
+def test_skip_first_counts_requested_steps():
     notes = perf_summary_of([SKIP | FIRST, *[SKIP] * 9, *[0] * 20, FIRST]).notes
     assert "Based on 20 clean steps out of 31." in notes
     expected = (
@@ -97,7 +97,7 @@ def test_skip_first_counts_as_many_as_were_asked_for():
 
 
 @pytest.mark.parametrize("num_clean", [1, 2, 9, 10])
-def test_few_clean_steps(num_clean):
+def test_few_clean_steps_are_noted_as_unreliable(num_clean):
     notes = perf_summary_of([*[SKIP] * 10, *[0] * num_clean]).notes
     steps = "1 clean step" if num_clean == 1 else f"{num_clean} clean steps"
     assert notes[0] == f"Based on {steps} out of {10 + num_clean}."
@@ -108,7 +108,7 @@ def test_few_clean_steps(num_clean):
     )
 
 
-def test_few_steps_of_which_none_was_left_out():
+def test_few_steps_without_exclusions_only_need_longer_training():
     (note,) = (note for note in perf_summary_of([0] * 3).notes if "are unreliable" in note)
     assert note.endswith("For more clean steps, train for longer.")
 
@@ -135,7 +135,7 @@ def test_few_steps_of_which_none_was_left_out():
         (WindowStatus.COMPLETE, "", "the trace has none of the recorded steps"),
     ],
 )
-def test_why_there_is_no_model_summary(status, note, expected):
+def test_missing_model_summary_is_explained(status, note, expected):
     window = Window(index=0, first_step=12, last_step=14, status=status, note=note)
     table = window_model_summary(WindowFacts(window=window, facts=None))
     assert table.absent_reason == expected
@@ -144,7 +144,7 @@ def test_why_there_is_no_model_summary(status, note, expected):
     assert window_model_summary(noted).absent_reason == "a reason of its own"
 
 
-def test_a_window_that_is_not_reached(tmp_path):
+def test_unreached_window_is_explained(tmp_path):
     run_fit(tmp_path, data=loader(16), steps=(12, 15))
     text = (tmp_path / "modelprof" / "report.txt").read_text()
     assert "Model Summary (steps 12 to 14): not recorded: training ended before step 12\n" in text
@@ -153,7 +153,7 @@ def test_a_window_that_is_not_reached(tmp_path):
 @pytest.mark.parametrize(
     ("count", "words"), [(1, "1 batch started but didn't finish, and isn't"), (3, "3 batches started")]
 )
-def test_unfinished_batches(count, words):
+def test_unfinished_batches_are_noted(count, words):
     saved_while_running, note = report_of([0], unfinished_steps=count).notes
     assert saved_while_running.startswith("This was saved while the loop ran")
     assert note.startswith(words)
@@ -163,7 +163,7 @@ def test_unfinished_batches(count, words):
 # Extras
 
 
-def test_require():
+def test_require_names_missing_packages():
     require("json", "csv", extra="examples", where="here")
     with pytest.raises(MissingExtraError) as caught:
         require("json", "no_such_one", "nor_this", extra="examples", where="here")

@@ -1,4 +1,4 @@
-"""Two tables row by row: by hand, and against a second implementation on generated tables."""
+"""Row-by-row table comparison: by hand, and against a second implementation on generated tables."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def report(*tables, **figures):
 
 
 def keyed(changes):
-    """Name of the row → its cells by column."""
+    """Cells by row name and column."""
     keys = [column.key for column in changes.columns]
     return {row[0]: dict(zip(keys[1:], row[1:], strict=True)) for row in changes.rows}
 
@@ -67,8 +67,8 @@ def cells(before, after, difference, ratio, calls_before, calls_after, state="")
 # By hand
 
 
-def test_windows_with_other_numbers_of_steps_are_compared_per_step():
-    """2 steps before, 4 after: what stands there is divided by these."""
+def test_windows_of_different_length_compare_per_step():
+    """Figures are divided by 2 steps before and 4 after."""
     before = operators(("mm", 4, 8, 20, "a.py(1)"), ("relu", 2, 2, 2, None), ("old", 2, 1, 12, None))
     after = operators(("relu", 4, 8, 8, None), ("mm", 8, 8, 20, "a.py(9)"), ("new", 4, 4, 28, None))
     changes = row_changes(before, after, (2, 4))
@@ -76,7 +76,7 @@ def test_windows_with_other_numbers_of_steps_are_compared_per_step():
     assert keyed(changes) == {
         "new": cells(None, 7.0, None, None, None, 1.0, "new"),
         "old": cells(6.0, None, None, None, 1.0, None, "removed"),
-        "mm": cells(10.0, 5.0, -5.0, -0.5, 2.0, 2.0),  # the line that calls it is not its name
+        "mm": cells(10.0, 5.0, -5.0, -0.5, 2.0, 2.0),  # the calling line isn't part of the name
         "relu": cells(1.0, 2.0, 1.0, 1.0, 1.0, 1.0),
     }
     assert changes.title == "A table: GPU Total per step"
@@ -84,7 +84,7 @@ def test_windows_with_other_numbers_of_steps_are_compared_per_step():
     assert "2 before and 4 after" in changes.notes[0]
 
 
-def test_without_device_time_on_both_sides_operators_are_compared_by_the_host():
+def test_operators_compare_by_cpu_without_device_time():
     before = operators(("mm", 1, 8, 20, None))
     after = operators(("mm", 1, 6, None, None))
     changes = row_changes(before, after, (1, 1))
@@ -95,18 +95,18 @@ def test_without_device_time_on_both_sides_operators_are_compared_by_the_host():
 @pytest.mark.parametrize(
     ("steps", "words"), [((None, 3), "before"), ((3, None), "after"), ((None, None), "before and after")]
 )
-def test_sums_over_unknown_numbers_of_steps_are_not_compared(steps, words):
+def test_sums_over_unknown_step_counts_are_not_compared(steps, words):
     changes = row_changes(operators(("mm", 1, 8, 20, None)), operators(("mm", 1, 6, 9, None)), steps)
     assert changes.rows == ()
     assert changes.absent_reason == f"the number of steps {words} is unknown"
 
 
-def test_a_table_without_a_figure_in_common():
+def test_no_common_figure_is_explained():
     changes = row_changes(operators(("mm", 1, None, None, None)), operators(("mm", 1, 6, 9, None)), (1, 1))
     assert changes.absent_reason == "the two sides have no figure in common"
 
 
-def test_a_mean_is_not_divided():
+def test_means_are_not_divided():
     columns = (
         Column("label", "Phase"),
         Column("num_steps", "Steps", Unit.COUNT),
@@ -121,7 +121,7 @@ def test_a_mean_is_not_divided():
     assert [column.label for column in changes.columns[-3:-1]] == ["steps before", "steps after"]
 
 
-def test_nothing_before_has_no_ratio():
+def test_zero_before_has_no_ratio():
     changes = row_changes(
         operators(("mm", 1, 8, 0, None), ("x", 1, 0, 5, None)), operators(("mm", 1, 8, 3, None)), (1, 1)
     )
@@ -131,8 +131,8 @@ def test_nothing_before_has_no_ratio():
 TREE = (Column("name", "Name"), Column("total_ns", "Total", Unit.DURATION_NS))
 
 
-def test_a_tree_stays_a_tree():
-    """The same name below two rows is two things; the new row stands below its own."""
+def test_tree_stays_a_tree():
+    """The same name below two rows is two entries; a new row is below its own parent."""
     before = table("calls", TREE, ("a", 10), ("x", 4), ("y", 6), ("b", 50), ("x", 50), depths=(0, 1, 1, 0, 1))
     after = table(
         "calls",
@@ -156,7 +156,7 @@ def test_a_tree_stays_a_tree():
     ]
 
 
-def test_rows_without_the_figure_are_left_out_unless_they_hold_others():
+def test_rows_without_figure_are_dropped_unless_parents():
     before = table("calls", TREE, ("a", None), ("x", 4), ("b", None), depths=(0, 1, 0))
     after = table("calls", TREE, ("a", None), ("x", 9), ("b", None), depths=(0, 1, 0))
     changes = row_changes(before, after)
@@ -164,8 +164,8 @@ def test_rows_without_the_figure_are_left_out_unless_they_hold_others():
     assert changes.depths == (0, 1)
 
 
-def test_the_second_of_two_rows_keeps_its_own_rows():
-    """Two places with the same name: what is in the second is not in the first."""
+def test_repeated_row_keeps_its_own_children():
+    """Children of the second row with a name don't belong to the first."""
     tree = table("calls", TREE, ("a", 1), ("x", 2), ("a", 3), ("x", 4), depths=(0, 1, 0, 1))
     assert row_paths(tree) == {("a",): 0, ("a", "x"): 1, ("a (2)",): 2, ("a (2)", "x"): 3}
     later = replace(tree, rows=(("a", 1), ("x", 2), ("a", 30), ("x", 40)))
@@ -177,7 +177,7 @@ def test_the_second_of_two_rows_keeps_its_own_rows():
     ]
 
 
-def test_units_that_change_by_row():
+def test_units_may_differ_by_row():
     columns = (Column("name", ""), Column("avg", "avg", Unit.BY_ROW))
     units = (Unit.DURATION_NS, Unit.BYTES, Unit.DURATION_NS)
     before = table("perf_summary", columns, ("wait", 5), ("size", 100), ("run", 7), units=units)
@@ -193,14 +193,14 @@ def test_units_that_change_by_row():
     assert keyed(row_changes(before, other))["wait"]["difference"] is None
 
 
-def test_a_tree_of_any_depth():
-    """A stored report is anybody's: two thousand rows, each in the one before it."""
+def test_very_deep_tree_is_compared():
+    """Stored reports come from anywhere; this one has 2,000 rows, each nested in the one before."""
     depths = tuple(range(2_000))
     deep = table("calls", TREE, *[("x", depth) for depth in depths], depths=depths)
     assert row_changes(deep, deep).depths == depths
 
 
-# Which tables, and over how many steps
+# Tables and step counts
 
 
 def overview(num_steps, suffix=""):
@@ -212,7 +212,7 @@ def overview(num_steps, suffix=""):
     return table(f"overview{suffix}", columns, ("ProfileStep", num_steps, 100))
 
 
-def test_the_number_of_steps_of_a_report():
+def test_step_count_of_report():
     mm = operators(("mm", 1, 8, 20, None))
     trace, later = (
         TraceSummary(source="a", steps=(5, 6, 7)),
@@ -227,7 +227,7 @@ def test_the_number_of_steps_of_a_report():
     assert num_steps(report(overview(4), mm, traces=(trace, without)), mm) is None
     second = replace(mm, id="operators_1")
     assert num_steps(report(overview(4), overview(2, "_1"), second), second) == 2
-    assert num_steps(report(overview(4)), table("phases", TREE, ("Forward", 1))) is None  # no sum
+    assert num_steps(report(overview(4)), table("phases", TREE, ("Forward", 1))) is None  # not a sum
     callbacks = table("callbacks", TREE, ("Saver", 9))
     assert num_steps(report(callbacks, run=RunSummary(created="", num_steps=30)), callbacks) == 30
     assert num_steps(report(callbacks, run=RunSummary(created="")), callbacks) is None
@@ -235,26 +235,26 @@ def test_the_number_of_steps_of_a_report():
     assert num_steps(report(overview(4), window), window) == 3
 
 
-def test_the_tables_that_changed():
+def test_changed_tables_are_found():
     same = table(
         "kernels", (Column("name", "Name"), Column("device_total_ns", "Total", Unit.DURATION_NS)), ("k", 4)
     )
     before = report(overview(1), same, operators(("mm", 1, 8, 20, None)), table("idle", TREE, ("Idle", 3)))
     after = report(overview(2), replace(same, rows=(("k", 8),)), operators(("mm", 2, 8, 42, None)))
     found = changed_rows(before, after)
-    # Kernels take as long per step as before, and Idle is on one side.
+    # Kernels take as long per step as before, and Idle is only on one side.
     assert [one.id for one in found] == ["overview_changes", "operators_changes"]
     assert keyed(found[1])["mm"]["difference"] == 1.0
 
 
-def test_titles_without_what_is_of_one_side():
+def test_titles_drop_what_differs():
     before = operators(("mm", 1, 8, 20, None), title="Model Summary (steps 5 to 10)")
     after = replace(before, title="Model Summary (step 3)")
     assert row_changes(before, after, (1, 1)).title == "Model Summary: GPU Total per step"
     assert row_changes(before, before, (1, 1)).title == "Model Summary (steps 5 to 10): GPU Total per step"
 
 
-def test_the_device_summary_has_one_figure_a_row():
+def test_device_summary_has_one_figure_per_row():
     columns = (
         Column("name", "Device"),
         Column("busy", "Busy (%)", Unit.RATIO),
@@ -271,7 +271,7 @@ def test_the_device_summary_has_one_figure_a_row():
     assert "For percentages, the difference is in percentage points." in changes.notes
 
 
-def test_the_mean_of_the_step_breakdown_is_compared():
+def test_step_breakdown_means_are_compared():
     columns = (
         Column("name", "Step"),
         Column("total_ns", "Total", Unit.BY_ROW),
@@ -303,7 +303,7 @@ def tree_of(rows):
 
 
 def slow_paths(one):
-    """Walks up from each row; the same path again takes the next number, also of the rows above."""
+    """Paths found by walking up from each row; a repeated path gets the next number, as do rows above."""
     labels: list[str] = []
     found: dict[tuple[str, ...], int] = {}
     for index, row in enumerate(one.rows):
@@ -320,7 +320,7 @@ def slow_paths(one):
 
 
 @given(TREES, TREES)
-def test_rows_are_matched_and_subtracted(first, second):
+def test_rows_match_second_implementation(first, second):
     before, after = tree_of(first), tree_of(second)
     changes = row_changes(before, after)
     olds, news = ({path: one.rows[at][1] for path, at in slow_paths(one).items()} for one in (before, after))
@@ -344,13 +344,13 @@ def test_rows_are_matched_and_subtracted(first, second):
             expected.append((len(path) - 1, (name, old, new, difference, ratio, state)))
     depths = changes.depths or (0,) * len(changes.rows)
     assert sorted(zip(depths, changes.rows, strict=True), key=repr) == sorted(expected, key=repr)
-    # Nothing is lost: what came, went and changed is the difference of the sums.
+    # Nothing is lost: new, removed and changed rows add up to the difference of the sums.
     sums = [sum(value or 0 for value in side.values()) for side in (olds, news)]
     assert sum((row[2] or 0) - (row[1] or 0) for row in changes.rows) == sums[1] - sums[0]
 
 
 @given(TREES, TREES)
-def test_neighbours_are_in_order_of_their_differences(first, second):
+def test_siblings_are_sorted_by_difference(first, second):
     changes = row_changes(tree_of(first), tree_of(second))
     depths = changes.depths or (0,) * len(changes.rows)
     weights: list[list[float]] = []
@@ -366,7 +366,7 @@ def test_neighbours_are_in_order_of_their_differences(first, second):
 
 
 @given(TREES, TREES, st.integers(1, 9), st.integers(1, 9))
-def test_per_step_is_the_sum_divided(first, second, steps_before, steps_after):
+def test_per_step_figure_is_sum_divided_by_steps(first, second, steps_before, steps_after):
     before, after = (replace(tree_of(rows), id="idle") for rows in (first, second))
     plain = row_changes(replace(before, id="calls"), replace(after, id="calls"))
     changes = row_changes(before, after, (steps_before, steps_after))
@@ -380,22 +380,22 @@ def test_per_step_is_the_sum_divided(first, second, steps_before, steps_after):
     assert sorted((row[:4] for row in changes.rows), key=repr) == sorted(map(divided, plain.rows), key=repr)
 
 
-# Tables as they are built
+# Built tables
 
 
-def test_every_table_of_a_trace_has_its_figure():
-    """A new table is to say what is compared, because a sum that is not divided misleads."""
+def test_every_trace_table_names_its_compared_figure():
+    """A new table must say what is compared, because undivided sums are misleading."""
     assert TRACE_TABLES
     for entry in TRACE_TABLES:
         built = table_of(entry.kind, {0: "nothing was recorded"})
         figure = entry.kind.compared
         assert built.id == entry.kind.id
         keys = {column.key for column in built.columns}
-        if built.id not in ("step_breakdown", "device_usage"):  # compared by figures of their rows
+        if built.id not in ("step_breakdown", "device_usage"):  # compared by their rows' figures
             assert keys >= {*figure.keys, *(figure.names or ())}, built.id
 
 
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution"])
-def test_nothing_changed_against_itself(name):
+def test_report_does_not_differ_from_itself(name):
     one = analyze_files([real_file(name)])
     assert changed_rows(one, one) == ()

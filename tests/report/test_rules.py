@@ -1,4 +1,4 @@
-"""Each rule on runs made by hand: what it finds, what it leaves alone, and what it cannot say."""
+"""Each rule on hand-made runs: what it finds, what passes and what isn't evaluated."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def evidence(finding):
     return {one.label: one.value for one in finding.evidence}
 
 
-# All of them
+# All rules
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda one: one.kind)
-def test_the_phases_of_a_rule_are_there(rule):
+def test_phases_of_each_rule_exist(rule):
     assert {*rule.phases, *rule.sampled_phases} <= PHASE_INDEX.keys()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.kind)
-def test_every_rule_says_something_of_any_run(rule):
-    """Of a run without setup, without steps, and of one that is healthy; never an exception."""
+def test_every_rule_judges_any_run(rule):
+    """Runs without setup or steps, a healthy one, and others never raise."""
     healthy = steps_of(forward=5, backward=5)
     for facts in (
         analysis_of(steps_of(0)),
@@ -109,11 +109,11 @@ def test_every_file_has_rules():
     assert {rule.ask.__module__.rpartition(".")[2] for rule in RULES} == files
 
 
-def test_a_rule_is_named_like_its_function():
+def test_rules_are_named_like_their_functions():
     assert {rule.kind: rule.ask.__name__ for rule in RULES} == {rule.kind: rule.kind for rule in RULES}
 
 
-def test_a_definition_begins_in_the_middle_of_a_sentence():
+def test_definitions_continue_a_sentence():
     wrong = [
         rule.kind
         for rule in RULES
@@ -123,12 +123,12 @@ def test_a_definition_begins_in_the_middle_of_a_sentence():
 
 
 @pytest.mark.parametrize("given", [["input_bound"], {"input_bound": 0.1}])
-def test_what_is_no_mapping_is_refused_with_the_configuration(given):
+def test_config_that_is_not_a_mapping_is_rejected(given):
     with pytest.raises(ConfigError, match="rules: expected a mapping"):
         ModelProfCallback(rules=given)
 
 
-def test_found_ones_come_first_by_time_saving():
+def test_findings_come_first_by_saving():
     steps = steps_of(forward=10, dataloader=4, logging=6)
     _, findings = diagnose(analysis_of(steps))
     assert [(one.kind, one.saving_ns_per_step) for one in findings[:2]] == [
@@ -142,7 +142,7 @@ def test_found_ones_come_first_by_time_saving():
 # Thresholds
 
 
-def test_thresholds_are_replaced():
+def test_thresholds_can_be_replaced():
     [old] = [one for one in RULES if one.kind == "input_bound"]
     [new] = [one for one in configure_rules({"input_bound": {"warning": 0.15}}) if one.kind == "input_bound"]
     assert new.limits == {**old.limits, "warning": 0.15} != old.limits
@@ -165,19 +165,19 @@ def test_thresholds_are_replaced():
         ({"input_bound": 3}, "expected a mapping of thresholds, or false, got 3"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(given, message):
+def test_invalid_thresholds_are_rejected(given, message):
     with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
         configure_rules(given)
 
 
-def test_the_run_s_own_thresholds_are_used():
+def test_thresholds_of_run_are_used():
     steps = steps_of(forward=90, dataloader=10)
     config = {"rules": {"input_bound": {"warning": 0.2}, "slow_logger": False}}
     _, findings = diagnose(analysis_of(steps, config=config))
     by_kind = {finding.kind: finding.status for finding in findings}
     assert by_kind["input_bound"] is Status.CLEAN
     assert "slow_logger" not in by_kind
-    # Saved by a version that has other rules: the defaults.
+    # A run saved by a version with other rules gets the defaults.
     _, findings = diagnose(analysis_of(steps, config={"rules": {"of_tomorrow": {}}}))
     assert {one.kind: one.status for one in findings}["input_bound"] is Status.FOUND
 
@@ -203,20 +203,20 @@ def test_input_bound_by_share(wait_ms, status, severity):
 
 
 def test_input_bound_has_a_floor():
-    """A third of a step, and yet too little."""
+    """A third of the step, but too short."""
     finding = only(judge(input_bound, analysis_of(steps_of(forward=0.5, dataloader=0.25))))
     assert finding.status is Status.CLEAN
     found = judge(input_bound, analysis_of(steps_of(forward=0.5, dataloader=0.25)), {"floor_ns": 0})
     assert only(found).status is Status.FOUND
 
 
-def test_one_long_wait_among_many_is_an_accident():
+def test_single_long_wait_is_clean():
     waits = [0.1] * 19 + [100]
     assert only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=waits)))).status is Status.CLEAN
 
 
-def test_first_fetches_of_epochs_are_not_the_wait():
-    """They are the start-up of workers."""
+def test_first_fetches_of_epochs_do_not_count():
+    """They include worker startup."""
     tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
     waits = [80 if tag else 0 for tag in tags]
     assert (
@@ -235,7 +235,7 @@ def test_first_fetches_of_epochs_are_not_the_wait():
         (None, Status.NOT_EVALUATED, None),
     ],
 )
-def test_waiting_for_a_cpu(share, status, severity):
+def test_cpu_contention_by_share(share, status, severity):
     record = SlowSteps(factor=3.0, cpu_wait_share=share, why_no_cpu_wait="no counts" if share is None else "")
     slow = SlowFacts(record=record, causes=(), medians_ns={}, worst=None)
     analysis = analysis_of(steps_of(forward=8)).replaced(slow=slow)
@@ -254,13 +254,13 @@ def waited(share):
 
 
 @pytest.mark.parametrize(("share", "is_enough"), [(None, False), (0.0, False), (0.3, False), (0.5, True)])
-def test_time_in_no_phase_counts_as_longer_where_the_thread_had_no_cpu(share, is_enough):
-    """1.5 of 10 ms are in Loop; with half a CPU Lightning's own loop may take 2 ms."""
+def test_unattributed_time_is_tolerated_under_cpu_contention(share, is_enough):
+    """1.5 of 10 ms are in no phase; with half a CPU, Lightning's own loop may take 2 ms."""
     analysis = analysis_of(steps_of(forward=8.5, other=1.5), slow=waited(share))
     assert account(analysis).is_enough is is_enough
 
 
-def test_what_never_ran_takes_no_0_ms():
+def test_idle_callbacks_are_not_shown_as_0_ms():
     idle = CallbackTime(callback="Mine", hook="on_train_batch_end", calls=20, total_ns=0)
     told = {
         times: only(
@@ -275,8 +275,8 @@ def test_what_never_ran_takes_no_0_ms():
 
 
 @pytest.mark.parametrize(("share", "status"), [(0.0, Status.FOUND), (0.5, Status.CLEAN)])
-def test_the_least_time_of_a_finding_is_longer_where_the_thread_had_no_cpu(share, status):
-    """A callback of 0.5 ms per step is worth 0.25 ms with half a CPU, less than the 0.3 ms of a finding."""
+def test_floor_rises_under_cpu_contention(share, status):
+    """With half a CPU, a callback of 0.5 ms per step counts as 0.25 ms, below the floor of 0.3 ms."""
     steps = steps_of(forward=1, callbacks=0.5)
     callback = CallbackTime(callback="Mine", hook="on_train_batch_end", calls=20, total_ns=10 * MS)
     _, findings = diagnose(analysis_of(steps, callbacks=(callback,), slow=waited(share)), [slow_callback])
@@ -284,7 +284,7 @@ def test_the_least_time_of_a_finding_is_longer_where_the_thread_had_no_cpu(share
 
 
 def ranked(*pairs):
-    """Savings of findings in the order in which a reader gets them."""
+    """Savings in the order in which findings are shown."""
     findings = [
         Finding(kind=str(n), status=Status.FOUND, title="", summary="", severity=one, saving_ns_per_step=ns)
         for n, (one, ns) in enumerate(pairs)
@@ -293,32 +293,30 @@ def ranked(*pairs):
     return [one.saving_ns_per_step for one in ordered]
 
 
-def test_a_finding_without_a_known_saving_is_not_last_for_that():
+def test_finding_without_saving_ranks_in_the_middle():
     warning, critical = Severity.WARNING, Severity.CRITICAL
     assert ranked((warning, 9.0), (warning, 1.0), (warning, 2.0), (warning, None)) == [9.0, 2.0, None, 1.0]
     assert ranked((warning, 9.0), (critical, None), (critical, 3.0)) == [3.0, None, 9.0]
     assert ranked((warning, None), (Severity.INFO, 5.0)) == [None, 5.0]
 
 
-# Of 100 steps every seventh is stopped in its fetch: a mean of 1.55 ms, 13%, where the fetch takes 0.3 ms.
+# Every seventh of 100 fetches is interrupted: the mean is 1.55 ms (13%), the usual fetch 0.3 ms.
 STOPPED = np.where(np.arange(100) % 7 == 3, 9.2, 0.3)
 
 
 @pytest.mark.parametrize(
     ("share", "status"), [(0.0, Status.FOUND), (0.05, Status.CLEAN), (None, Status.CLEAN)]
 )
-def test_a_few_long_fetches_count_only_where_the_thread_had_its_cpu(share, status):
+def test_few_long_fetches_count_only_without_cpu_contention(share, status):
     analysis = analysis_of(steps_of(100, forward=10, dataloader=STOPPED), slow=waited(share))
     finding = only(judge(input_bound, analysis))
     assert finding.status is status
-    assert evidence(finding)["data wait per step"] == pytest.approx(
-        STOPPED.mean() * MS
-    )  # however it is judged
+    assert evidence(finding)["data wait per step"] == pytest.approx(STOPPED.mean() * MS)  # in either case
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05])
-def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
-    """Four workers bring four batches at once: three fetches cost nothing, the fourth 40 ms."""
+def test_wait_once_per_worker_round_is_found(share):
+    """Four workers deliver four batches at once: three fetches cost nothing, the fourth 40 ms."""
     fetches = np.where(np.arange(100) % 4 == 0, 40, 0)
     setup = with_loader(num_workers=4)
     analysis = analysis_of(steps_of(100, forward=10, dataloader=fetches), setup=setup, slow=waited(share))
@@ -328,15 +326,15 @@ def test_waits_that_come_once_in_a_round_of_the_workers_are_no_accident(share):
     assert finding.saving_ns_per_step == pytest.approx(10 * MS)
 
 
-def test_one_long_step_is_not_sure():
-    """Its share of the mean is 8%, but the mean less two standard errors is nothing."""
+def test_single_long_step_is_not_significant():
+    """It is 8% of the mean, but the mean minus two standard errors is below zero."""
     fetches = np.where(np.arange(50) == 20, 45, 0.1)
     analysis = analysis_of(steps_of(50, forward=10, dataloader=fetches), slow=waited(0.0))
     assert only(judge(input_bound, analysis)).status is Status.CLEAN
 
 
 def cpu_of(thread_ms):
-    """10 steps of 10 ms, of which the training thread computes so many, and waits in the rest."""
+    """10 steps of 10 ms, in which the training thread computes this long and waits for the rest."""
     return CpuUse(
         num_steps=10,
         steps_ns=100 * MS,
@@ -352,7 +350,7 @@ def cpu_of(thread_ms):
 @pytest.mark.parametrize(
     ("share", "severity"), [(0.0, Severity.CRITICAL), (0.09, Severity.CRITICAL), (0.3, Severity.WARNING)]
 )
-def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, severity):
+def test_cpu_contention_lowers_severities(share, severity):
     setup = replace(SETUP, num_threads=1)
     analysis = analysis_of(
         steps_of(forward=20, dataloader=10), setup=setup, slow=waited(share), cpu=cpu_of(10)
@@ -362,7 +360,7 @@ def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, se
     assert (severity is Severity.WARNING) == ("spent 30% of the time waiting for a CPU" in verdict.summary)
     found = {one.kind: one for one in findings if one.status is Status.FOUND}
     assert found["input_bound"].severity is severity
-    # More threads are advised only where a CPU is free.
+    # More threads are only advised if a CPU is free.
     assert ("single_cpu_thread" in found) == (severity is Severity.CRITICAL)
 
 
@@ -370,8 +368,8 @@ def test_severities_fall_and_the_verdict_says_so_where_no_cpu_was_free(share, se
     st.lists(st.integers(0, 10**9), min_size=1, max_size=60),
     st.integers(-2, 70),
 )
-def test_trimmed_mean(values, period):
-    """By hand: neighbours are averaged, a fifth of the averages is left out at each end."""
+def test_trimmed_mean_by_hand(values, period):
+    """Neighbors are averaged, and a fifth of the averages is dropped at each end."""
     period = min(max(period, 1), len(values))
     means = sorted(
         sum(values[at : at + period]) / period for at in range(0, len(values) - period + 1, period)
@@ -381,8 +379,8 @@ def test_trimmed_mean(values, period):
     assert trimmed_mean(np.array(values), period) == pytest.approx(sum(kept) / len(kept))
 
 
-def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
-    """64 rows at 31 us: a hint, as a worker takes longer to hand a batch over. At 63 us they are work."""
+def test_in_memory_rows_get_batch_fetch_advice():
+    """64 rows of 31 us are a hint, because handing a batch over takes longer. Rows of 63 us are real work."""
     rows = replace(SETUP.loaders[0], batch_size=64)
     setup = replace(SETUP, loaders=(rows,))
     for rule, loop_ms in ((input_bound, 20), (synchronous_loader, 100)):
@@ -402,14 +400,14 @@ def test_rows_in_memory_are_to_be_fetched_in_whole_batches():
     assert "BatchSampler" not in only(judge(input_bound, cheap)).action
 
 
-def test_somebody_else_s_loader():
+def test_unknown_loader_gets_general_advice():
     setup = replace(SETUP, loaders=(replace(SETUP.loaders[0], kind="Stream", num_workers=None),))
     finding = only(judge(input_bound, analysis_of(steps_of(forward=5, dataloader=50), setup=setup)))
     assert finding.action == "Make Stream faster, or load batches in the background."
 
 
-def test_on_a_device_the_wait_is_what_no_work_hides():
-    """The host fetches for 10 ms, and the device has work for 8 of them."""
+def test_data_wait_on_gpu_excludes_hidden_time():
+    """The CPU fetches for 10 ms, and the GPU has work for 8 of them."""
     steps = steps_of(forward=20, dataloader=10, device_ms={"dataloader": 2})
     finding = only(judge(input_bound, analysis_of(steps, device_type="cuda")))
     assert finding.saving_ns_per_step == 2 * MS
@@ -420,8 +418,8 @@ def test_unseen_fetches_are_not_evaluated():
     assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "fetches weren't recorded")
 
 
-def test_synchronous_loader_counts_nothing_twice():
-    """A hint below the shares that input_bound speaks of, and nothing where that does."""
+def test_synchronous_loader_does_not_repeat_input_bound():
+    """It's a hint below the shares that input_bound reports, and clean where input_bound reports."""
     finding = only(judge(synchronous_loader, analysis_of(steps_of(forward=100, dataloader=3))))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.INFO, None)
     steps = steps_of(forward=8, dataloader=30)
@@ -433,7 +431,7 @@ def test_synchronous_loader_counts_nothing_twice():
 
 
 def boundaries(persistent=False):
-    """4 epochs of 5 steps; at 3 boundaries 40 ms to start workers and 62 ms for a batch that takes 2."""
+    """4 epochs of 5 steps; at 3 boundaries workers start in 40 ms and a batch of 2 ms takes 62."""
     tags = [StepTag.FIRST_OF_EPOCH if step % 5 == 0 else 0 for step in range(20)]
     later = [bool(tag) and step > 0 for step, tag in enumerate(tags)]
     steps = steps_of(
@@ -445,8 +443,8 @@ def boundaries(persistent=False):
     return analysis_of(steps, setup=with_loader(num_workers=2, persistent_workers=persistent))
 
 
-def test_worker_startup_spread_over_the_steps():
-    """3 x (40 + 62 - 2) ms in 20 steps: 15 ms each."""
+def test_worker_startup_is_spread_over_steps():
+    """3 x (40 + 62 - 2) ms in 20 steps are 15 ms per step."""
     finding = only(judge(worker_startup, boundaries()))
     assert finding.saving_ns_per_step == pytest.approx(15 * MS)
     assert evidence(finding)["restarts"] == 3
@@ -457,13 +455,13 @@ def test_worker_startup_spread_over_the_steps():
     ("share", "longer_ms", "slowed_ms"),
     [
         (0.2, 60, 60),
-        (0.2, 500, 100),  # as much as the start takes at most
+        (0.2, 500, 100),  # at most as long as the startup
         (0.0, 60, 0),  # every thread had its CPU
         (None, 60, 0),
     ],
 )
-def test_worker_startup_that_takes_the_training_s_cpu(share, longer_ms, slowed_ms):
-    """An epoch begins with 100 ms of start-up, and its first step computes longer."""
+def test_worker_startup_slows_training_on_busy_cpus(share, longer_ms, slowed_ms):
+    """Each epoch starts with 100 ms of startup, and its first step computes longer."""
     first = [step % 5 == 0 for step in range(20)]
     steps = steps_of(
         tags=[StepTag.FIRST_OF_EPOCH if one else 0 for one in first],
@@ -480,18 +478,18 @@ def test_worker_startup_that_takes_the_training_s_cpu(share, longer_ms, slowed_m
     assert waited == pytest.approx(100 / (100 + slowed_ms)), "the rest is no wait for data"
 
 
-def test_worker_startup_of_persistent_workers_or_without_epochs():
+def test_worker_startup_needs_restarts():
     assert only(judge(worker_startup, boundaries(persistent=True))).status is Status.CLEAN
     one_epoch = analysis_of(steps_of(forward=5), setup=with_loader(num_workers=2))
     assert only(judge(worker_startup, one_epoch)).status is Status.NOT_EVALUATED
     assert only(judge(worker_startup, analysis_of(steps_of(forward=5)))).status is Status.CLEAN
 
 
-# What surrounds the model
+# Around the model
 
 
-def test_slow_callbacks_by_name_and_hook():
-    """20 steps of 10 ms, 200 ms in all: 60 ms and 20 ms are found, 2 ms and the checkpoint are not."""
+def test_slow_callbacks_are_found_by_name_and_hook():
+    """Of 20 steps of 10 ms, callbacks of 60 and 20 ms are found; one of 2 ms and the checkpoint aren't."""
     hook = Place(function="Slow.on_train_batch_end", file="/home/me/callbacks.py", line=12)
     callbacks = (
         CallbackTime(callback="Slow", hook="on_train_batch_end", calls=20, total_ns=40 * MS),
@@ -530,20 +528,20 @@ def test_slow_callbacks_by_name_and_hook():
     ("cost_ms", "severity"), [(2.9, None), (3.0, Severity.WARNING), (15.0, Severity.CRITICAL)]
 )
 def test_overheads_by_share(rule, phase, cost_ms, severity):
-    """3% and 15%: TensorFlow's bands."""
+    """TensorFlow's bands: 3% and 15%."""
     finding = only(judge(rule, analysis_of(steps_of(forward=100 - cost_ms, **{phase: cost_ms}))))
     assert finding.severity == severity
 
 
-def test_a_checkpoint_after_the_last_step_counts():
-    """20 steps of 10 ms and 100 ms after them: 5 ms a step, a third of the loop."""
+def test_checkpoint_after_last_step_counts():
+    """20 steps of 10 ms, then 100 ms: 5 ms per step, a third of the loop."""
     analysis = analysis_of(steps_of(forward=10), outside_ms={"checkpoint": 100})
     finding = only(judge(checkpoint_share, analysis))
     assert finding.saving_ns_per_step == 5 * MS
 
 
-def test_validation_in_few_steps_is_spread_over_all():
-    """Of 20 steps 5 are inspected; validations of 100 ms in 2 steps are 10 ms a step all the same."""
+def test_validation_is_spread_over_all_steps():
+    """Validations of 100 ms in 2 of 20 steps are 10 ms per step, although 5 steps are inspected."""
     tags = [StepTag.INSPECTED] * 5 + [0] * 15
     tags[10] = tags[19] = StepTag.VALIDATION
     validation = [100 if tag & StepTag.VALIDATION else 0 for tag in tags]
@@ -554,24 +552,24 @@ def test_validation_in_few_steps_is_spread_over_all():
     assert finding.severity is Severity.CRITICAL
 
 
-def test_zero_grad_of_ones_own():
+def test_custom_zero_grad_is_found():
     steps = steps_of(forward=10, zero_grad=5)
     hooks = {"optimizer_zero_grad": Place(function="Net.optimizer_zero_grad", file="net.py", line=3)}
     setup = replace(SETUP, module_hooks=hooks, keeps_gradients=True)
     finding = only(judge(zero_grad_cost, analysis_of(steps, setup=setup)))
     assert (finding.severity, finding.saving_ns_per_step) == (Severity.CRITICAL, 5 * MS)
     assert finding.locations[0].line == 3
-    # Lightning's own: there is nothing to change.
+    # With Lightning's own there is nothing to change.
     assert only(judge(zero_grad_cost, analysis_of(steps))).status is Status.CLEAN
     manual = analysis_of(steps, setup=replace(setup, manual_optimization=True))
     assert only(judge(zero_grad_cost, manual)).status is Status.NOT_EVALUATED
 
 
-# The model and what is around it in the step
+# The model and the rest of the step
 
 
-def test_forward_outside_the_modules():
-    """Forward takes 10 ms, the modules 3 ms, a step 12 ms."""
+def test_forward_outside_modules_is_found():
+    """Forward takes 10 ms, the modules 3 ms and the step 12 ms."""
     cost = cost_of(("", 10, 1, 0), ("layer", 10, 2, 0))
     finding = only(
         judge(slow_forward_outside_model, analysis_of(steps_of(forward=10, backward=2), cost=cost))
@@ -581,11 +579,11 @@ def test_forward_outside_the_modules():
     assert finding.locations[0].line == 30
 
 
-def test_forward_in_the_modules_or_in_few_steps():
+def test_forward_in_modules_or_few_slow_steps_is_clean():
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 9.5, 0))
     rule = slow_forward_outside_model
     assert only(judge(rule, analysis_of(steps_of(forward=10), cost=cost))).status is Status.CLEAN
-    # Half of the steps took long, perhaps as the machine was busy.
+    # Half of the steps are slow, perhaps because the machine was busy.
     forward = [10] * 10 + [20] * 10
     assert only(judge(rule, analysis_of(steps_of(forward=forward), cost=cost))).status is Status.CLEAN
     assert only(judge(rule, analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
@@ -594,8 +592,8 @@ def test_forward_in_the_modules_or_in_few_steps():
 @pytest.mark.parametrize(
     ("loop_ms", "status"), [(0.2, Status.FOUND), (0.5, Status.FOUND), (0.6, Status.CLEAN)]
 )
-def test_on_short_steps_the_forward_s_rest_must_be_more_than_lightning_s_own_loop(loop_ms, status):
-    """One line of a model: 0.5 ms of Forward are in no module; the loop tells how slow that is here."""
+def test_short_step_forward_must_exceed_lightning_loop(loop_ms, status):
+    """0.5 ms of Forward are outside the modules; the loop's own time shows how slow this machine is."""
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 0.4, 0))
     steps = steps_of(forward=0.9, backward=0.3, other=loop_ms)
     finding = only(judge(slow_forward_outside_model, analysis_of(steps, cost=cost)))
@@ -613,10 +611,10 @@ def optimizer(**changes):
     ("device", "changes", "severity"),
     [
         ("cpu", {}, Severity.CRITICAL),  # 3.75 of 15 ms, 25%
-        ("cpu", {"foreach": True}, Severity.CRITICAL),  # foreach brings nothing there
+        ("cpu", {"foreach": True}, Severity.CRITICAL),  # foreach doesn't help on a CPU
         ("cpu", {"has_fused": False}, None),
         ("cpu", {"fused": True}, None),
-        ("cuda", {}, None),  # torch takes foreach by itself
+        ("cuda", {}, None),  # torch uses foreach by default
         ("cuda", {"foreach": False}, Severity.CRITICAL),
         ("cuda", {"foreach": False, "fused": True}, None),
         ("mps", {}, None),
@@ -642,8 +640,8 @@ def test_optimizer_not_fused(device, changes, severity):
         (40, Severity.INFO, "balanced"),
     ],
 )
-def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severity, verdict):
-    """3.75 of 15, 20, 35 and 45 ms: 25, 18.75, 10.7 and 8.3%."""
+def test_cpu_optimizer_is_judged_by_fusing_gain(forward_ms, severity, verdict):
+    """3.75 of 15, 20, 35 and 45 ms are 25, 18.75, 10.7 and 8.3%."""
     analysis = analysis_of(steps_of(forward=forward_ms, optimizer=5), setup=optimizer())
     finding = only(judge(optimizer_not_fused, analysis))
     assert finding.severity is severity
@@ -653,13 +651,13 @@ def test_an_optimizer_on_the_cpu_matters_by_what_fusing_saves(forward_ms, severi
         assert said.summary == "25% of each step is spent in an optimizer step that could be faster."
 
 
-def test_an_optimizer_that_does_not_matter():
+def test_insignificant_optimizer_is_clean():
     steps = steps_of(forward=1000, optimizer=5)
     assert only(judge(optimizer_not_fused, analysis_of(steps, setup=optimizer()))).status is Status.CLEAN
 
 
-def test_backward_in_frozen_layers_at_the_start():
-    """6 ms of backward are for nothing; the frozen layer behind the trained one has to pass gradients."""
+def test_backward_in_leading_frozen_layers_is_found():
+    """6 ms of backward are wasted; the frozen layer after the trained one has to pass gradients on."""
     cost = cost_of(
         ("", 0, 0, 0), ("trunk", 0, 1, 2), ("trunk.inner", 0, 1, 4), ("head", 10, 1, 1), ("tail", 0, 1, 9)
     )
@@ -681,8 +679,8 @@ def test_frozen_layers_without_backward_are_clean():
     )
 
 
-def test_frozen_layers_behind_trained_factors_are_clean():
-    """LoRA's factors are parameters of a module that has a frozen child: what follows must pass gradients."""
+def test_frozen_layers_after_trained_factors_are_clean():
+    """LoRA's factors belong to a module with a frozen child, so later layers must pass gradients on."""
     cost = cost_of(("", 8, 0, 0), ("first", 8, 1, 3), ("first.base", 0, 1, 4), ("next", 0, 1, 9))
     finding = only(judge(frozen_layers_computed, analysis_of(steps_of(forward=4, backward=16), cost=cost)))
     assert finding.status is Status.CLEAN
@@ -694,12 +692,12 @@ def test_frozen_layers_behind_trained_factors_are_clean():
         ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (20, 20), Status.FOUND),
         ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (20, 19), Status.CLEAN),
         ([("", 0, 0, 0), ("teacher", 0, 5, 0), ("student", 10, 4, 8)], (5, 5), Status.NOT_EVALUATED),
-        # What comes before it is trained, so its input is another one in each epoch.
+        # The layer before it is trained, so its input changes every epoch.
         ([("", 0, 0, 0), ("stem", 10, 1, 1), ("trunk", 0, 5, 5)], (20, 20), Status.CLEAN),
         ([("", 0, 0, 0), ("teacher", 0, 0.5, 0), ("student", 10, 9, 9)], (20, 20), Status.CLEAN),
     ],
 )
-def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
+def test_frozen_teacher_of_same_samples_is_found(cost, seen, status):
     repeated = RepeatedSamples(num_indices=9, num_compared=seen[0], num_equal=seen[1], sample_bytes=8)
     frozen = tuple(
         FrozenModule(path=path, changes=False, has_varying_input=False) for path in ("teacher", "trunk")
@@ -723,20 +721,20 @@ def test_a_frozen_teacher_of_the_same_samples(cost, seen, status):
         ({"": 1, "enc": 40, "enc.conv": 40, "head": 1}, "GRUCell", Status.CLEAN),
     ],
 )
-def test_a_module_that_is_called_for_each_sample(calls, kind, status):
+def test_module_called_per_sample_is_found(calls, kind, status):
     cost = cost_of(("", 0, 0, 0), ("enc", 10, 1, 1), ("enc.conv", 10, 5, 6), ("head", 10, 0.5, 0.5))
     modules = tuple(replace(one, type_name=kind if one.path == "enc" else "Linear") for one in cost.modules)
     times = tuple(replace(one, calls=calls[one.path]) for one in cost.times.times)
     cost = replace(cost, modules=modules, times=replace(cost.times, times=times))
     found = only(judge(many_calls, analysis_of(steps_of(forward=10, backward=10), cost=cost)))
     assert found.status is status
-    if status is Status.FOUND:  # the outermost, with all that is in it: 13 of 20 ms
+    if status is Status.FOUND:  # the outermost module, including its children: 13 of 20 ms
         assert found.title == "enc called 40 times per step"
         assert "takes 13 ms per step (65%)" in found.summary
         assert found.saving_ns_per_step is None
 
 
-def test_convolution_bias():
+def test_convolution_bias_is_found():
     pair = ConvolutionBias(convolution="net.0", normalisation="net.1", is_sequential=True, owner=PLACE)
     setup = replace(SETUP, convolution_biases=(pair,))
     finding = only(judge(conv_bias_before_batchnorm, analysis_of(steps_of(forward=1), setup=setup)))
@@ -744,8 +742,8 @@ def test_convolution_bias():
     assert (finding.locations[0].module, finding.locations[0].line) == ("net.0", 7)
 
 
-def test_recompilations_with_their_time_and_guard():
-    """Two compilations again, 0.1 s each, in 20 steps: 10 ms a step."""
+def test_recompilations_show_time_and_guard():
+    """Two recompilations of 0.1 s in 20 steps are 10 ms per step."""
     place = Place(function="forward", file="net.py", line=4)
     compiled = CompileSetup(
         compilations=tuple(Compilation(function=place, attempt=n, seconds=0.1) for n in (0, 1, 2)),
@@ -787,7 +785,7 @@ def test_threads_of_all_processes_count():
 @pytest.mark.parametrize(
     ("thread_ms", "status"), [(10, Status.FOUND), (5, Status.FOUND), (4, Status.CLEAN), (0, Status.CLEAN)]
 )
-def test_threads_help_a_step_that_computes_and_not_one_that_waits(thread_ms, status):
+def test_threads_help_computing_steps_only(thread_ms, status):
     one = replace(SETUP, num_threads=1)
     analysis = analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(thread_ms))
     assert only(judge(single_cpu_thread, analysis)).status is status
@@ -796,14 +794,14 @@ def test_threads_help_a_step_that_computes_and_not_one_that_waits(thread_ms, sta
 @pytest.mark.parametrize(
     ("took_ms", "workers", "saving_ms"),
     [
-        (9, 0, 7.5),  # three of four CPUs take over
+        (9, 0, 7.5),  # three of four CPUs help
         (0.5, 0, None),  # 10 operators of 50 us
         (9, 1, None),  # the worker needs a CPU
         (None, 0, None),
     ],
 )
-def test_what_threads_may_save_where_operators_are_large(took_ms, workers, saving_ms):
-    """10 ms of Forward, in 10 operators."""
+def test_threads_may_save_time_in_large_operators(took_ms, workers, saving_ms):
+    """Forward takes 10 ms in 10 operators."""
     line = LineCount(
         file="net.py",
         line=7,
@@ -829,7 +827,7 @@ def test_what_threads_may_save_where_operators_are_large(took_ms, workers, savin
     assert ("Small operators won't get faster" in finding.action) == (saving_ms is None)
 
 
-def test_one_thread_of_several():
+def test_single_thread_advice_by_free_cpus():
     one = replace(SETUP, num_threads=1)
     finding = only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=one, cpu=cpu_of(9))))
     assert finding.severity is Severity.INFO
@@ -841,7 +839,7 @@ def test_one_thread_of_several():
     assert (
         only(judge(single_cpu_thread, analysis_of(steps_of(forward=10), setup=alone))).status is Status.CLEAN
     )
-    # Batches that take 8 of 18 ms, all of it on a CPU, want a worker on the second one.
+    # CPU-bound batches that take 8 of 18 ms need the second CPU for a worker.
     for computing_ms, status in [(8, Status.CLEAN), (1, Status.FOUND)]:
         fetches = {"fetches_ns": 80 * MS, "fetches_thread_ns": 10 * computing_ms * MS, "steps_ns": 180 * MS}
         more = {"loop_ns": 180 * MS, "busy_ns": 180 * MS, "cpus_ns": 360 * MS}
@@ -854,8 +852,8 @@ def test_one_thread_of_several():
 
 
 @pytest.mark.parametrize(("taken_ms", "status"), [(0, Status.FOUND), (90, Status.CLEAN)])
-def test_a_cpu_that_others_take_is_free_for_neither_workers_nor_threads(taken_ms, status):
-    """2 CPUs for 10 steps of 10 ms: where others take 90 ms of the second one, no advice counts on it."""
+def test_busy_cpu_is_free_for_neither_workers_nor_threads(taken_ms, status):
+    """2 CPUs and 10 steps of 10 ms: if others use the second CPU for 90 ms, no advice counts on it."""
     one = replace(SETUP, num_threads=1, usable_cpus=2)
     used = replace(
         cpu_of(9),
@@ -885,7 +883,7 @@ def test_a_cpu_that_others_take_is_free_for_neither_workers_nor_threads(taken_ms
 @pytest.mark.parametrize(
     "rule", [tensor_cores_unused, amp_off, matmul_tile, memory_near_capacity], ids=lambda rule: rule.kind
 )
-def test_no_gpu_no_gpu_findings(rule):
+def test_gpu_rules_need_a_gpu(rule):
     finding = only(judge(rule, analysis_of(steps_of(forward=10))))
     assert (finding.status, finding.summary) == (Status.NOT_EVALUATED, "the run didn't use a CUDA device")
 
@@ -900,7 +898,7 @@ def test_no_gpu_no_gpu_findings(rule):
         ((6, 1), "32-true", "highest", Status.NOT_EVALUATED, Status.NOT_EVALUATED),
     ],
 )
-def test_precision(capability, precision, matmul, tensor_cores, amp):
+def test_precision_rules_by_capability(capability, precision, matmul, tensor_cores, amp):
     setup = replace(SETUP, cuda=replace(CUDA, capability=capability), matmul_precision=matmul)
     analysis = analysis_of(steps_of(forward=1), setup=setup, precision=precision, device_type="cuda")
     assert only(judge(tensor_cores_unused, analysis)).status is tensor_cores
@@ -937,15 +935,15 @@ RAMP = np.arange(200) / 20
     [
         ({"forward": 4 + RAMP, "backward": 5}, Status.FOUND),
         ({"forward": 4, "backward": 5}, Status.CLEAN),
-        ({"forward": 4 + RAMP, "backward": 5 + RAMP}, Status.CLEAN),  # the machine, or larger batches
+        ({"forward": 4 + RAMP, "backward": 5 + RAMP}, Status.CLEAN),  # a slower machine or larger batches
         ({"forward": 4 + np.minimum(RAMP, 2), "backward": 5}, Status.CLEAN),  # it levels off
-        ({"forward": 4 + RAMP % 1 * 3, "backward": 5}, Status.CLEAN),  # it begins anew
+        ({"forward": 4 + RAMP % 1 * 3, "backward": 5}, Status.CLEAN),  # it starts over
         ({"forward": 14 - RAMP, "backward": 5}, Status.CLEAN),
         ({"forward": 4 + RAMP / 20, "backward": 5}, Status.CLEAN),
     ],
 )
-def test_steps_that_get_slower_and_slower(phases_ms, status):
-    """Forward grows by 10 ms over the loop: from 5.25 ms in the first quarter to 9 ms in the mean."""
+def test_growing_steps_are_found(phases_ms, status):
+    """Forward grows by 10 ms over the loop; its mean is 5.25 ms in the first quarter and 9 ms overall."""
     found = only(judge(growing_steps, analysis_of(steps_of(200, **phases_ms))))
     assert found.status is status
     if status is Status.FOUND:
@@ -954,13 +952,13 @@ def test_steps_that_get_slower_and_slower(phases_ms, status):
         assert found.phases == ("forward",)
 
 
-def test_a_short_loop_says_nothing_of_slower_steps():
+def test_short_loop_is_not_checked_for_growth():
     found = only(judge(growing_steps, analysis_of(steps_of(40, forward=4 + RAMP[:40]))))
     assert found.status is Status.NOT_EVALUATED
 
 
 def around_of(setup_ms, gap_ms):
-    """A DataModule's ``setup`` and the gap after it; after the loop 4 s."""
+    """A DataModule's ``setup``, the gap after it, and 4 s after the loop."""
     name = "[LightningDataModule]Data.setup"
     before = ActionTime(action=name, calls=1, total_ns=setup_ms * MS, after_ns=gap_ms * MS)
     after = ActionTime(action="report", calls=1, total_ns=4000 * MS, after_ns=0)
@@ -972,12 +970,12 @@ def around_of(setup_ms, gap_ms):
     [
         (6000, 2000, "8000 ms (25% of the total time), of which 6000 ms are in Data.setup."),
         (2000, 6000, "8000 ms (25% of the total time), of which 6000 ms follow Data.setup."),
-        (4000, 1000, None),  # 5 s, and not more
+        (4000, 1000, None),  # exactly 5 s
         (5001, 0, None),  # 17%
     ],
 )
-def test_a_slow_setup(setup_ms, gap_ms, summary):
-    """20 steps take 20 s, and 4 s come after them: 8 s before the loop are a quarter of 32 s."""
+def test_slow_setup_is_found(setup_ms, gap_ms, summary):
+    """20 s of steps and 4 s after them make 8 s before the loop a quarter of 32 s."""
     setup = replace(SETUP, data_hooks={"setup": PLACE})
     around = around_of(setup_ms, gap_ms)
     found = only(judge(slow_setup, analysis_of(steps_of(forward=1000), setup=setup, around=around)))
@@ -988,5 +986,5 @@ def test_a_slow_setup(setup_ms, gap_ms, summary):
         assert [one.line for one in found.locations] == ([] if "follow" in summary else [PLACE.line])
 
 
-def test_nobody_looked_around_the_loop():
+def test_setup_without_records_is_not_evaluated():
     assert only(judge(slow_setup, analysis_of(steps_of(forward=9)))).status is Status.NOT_EVALUATED

@@ -1,4 +1,4 @@
-"""Calls that only samples tell apart: an optimizer of the user's own, and autograd's anomaly detection."""
+"""Calls that only samples tell apart: a user's own optimizer, and autograd's anomaly detection."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def optimizers(*stacks, **kwargs):
     return only(judge(slow_optimizer, analysis_of(steps, stacks=samples_of(*stacks), **kwargs)))
 
 
-def test_an_optimizer_of_one_s_own():
-    """40 of 100 samples in rows and 10 in torch's part of it, of steps of 20 ms: 8 ms."""
+def test_slow_user_optimizer_is_found():
+    """40 of 100 samples are in the user's rows and 10 in torch's part, so 8 of 20 ms per step."""
     finding = optimizers(
         ("optimizer", (WRAPPER, OWN, ROW), 40),
         ("optimizer", (WRAPPER, OWN, WRAPPER, ADAM), 10),
@@ -77,21 +77,21 @@ def test_an_optimizer_of_one_s_own():
     "path",
     [
         (WRAPPER, ADAM),
-        (HOOK, WRAPPER, ADAM),  # a hook of the user's that only calls torch's
+        (HOOK, WRAPPER, ADAM),  # a user's hook that only calls torch's optimizer
         (frame("Adam.step", "bitsandbytes.optim"),),
     ],
 )
-def test_torchs_own_and_libraries_are_not_the_users(path):
+def test_torch_and_library_optimizers_are_clean(path):
     finding = optimizers(("optimizer", path, 50), ("forward", (OTHER,), 50))
     assert finding.status is Status.CLEAN
 
 
-def test_a_hook_around_torchs_step_is_the_users():
+def test_work_in_optimizer_step_hook_is_found():
     finding = optimizers(("optimizer", (HOOK, ROW), 50), ("optimizer", (HOOK, WRAPPER, ADAM), 50))
     assert finding.saving_ns_per_step == 10 * MS
 
 
-def test_few_samples_tell_nothing():
+def test_few_samples_give_no_finding():
     stacks = (("optimizer", (WRAPPER, OWN), 9), ("forward", (OTHER,), 1))
     unsure = optimizers(*stacks)
     assert unsure.status is Status.NOT_EVALUATED
@@ -109,7 +109,7 @@ def test_few_samples_tell_nothing():
         (None, 30, Status.NOT_EVALUATED, None),
     ],
 )
-def test_anomaly_detection(is_on, samples, status, severity):
+def test_anomaly_detection_by_setting_and_samples(is_on, samples, status, severity):
     stacks = samples_of(("forward", (OTHER, STACKS), samples), ("backward", (), 100 - samples))
     setup = replace(SETUP, detects_anomaly=is_on)
     finding = only(judge(anomaly_detection, analysis_of(steps_of(forward=20), stacks=stacks, setup=setup)))
@@ -121,7 +121,7 @@ def test_anomaly_detection(is_on, samples, status, severity):
 
 
 class Deep(LightningModule):
-    """Many small operators, as each is written down with its stack."""
+    """Many small operators, because anomaly detection records each with its stack."""
 
     def __init__(self):
         super().__init__()
@@ -139,7 +139,7 @@ class Deep(LightningModule):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_on", [True, False])
-def test_in_a_real_fit(tmp_path, is_on):
+def test_anomaly_detection_is_found_in_real_fit(tmp_path, is_on):
     callback = ModelProfCallback(
         active=0, dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
     )
@@ -153,8 +153,8 @@ def test_in_a_real_fit(tmp_path, is_on):
 
 
 @pytest.mark.slow
-def test_anomaly_detection_of_a_fit_that_was_interrupted(tmp_path):
-    """Lightning has switched it off before we can tell of the exception."""
+def test_interrupted_fit_knows_anomaly_detection(tmp_path):
+    """Lightning switches it off before our exception hook runs."""
 
     class Interrupted(Deep):
         def training_step(self, batch, batch_idx):
@@ -172,6 +172,6 @@ def test_anomaly_detection_of_a_fit_that_was_interrupted(tmp_path):
     trainer = make_trainer(
         callbacks=[callback], default_root_dir=tmp_path, max_steps=60, max_epochs=-1, detect_anomaly=True
     )
-    with pytest.raises((KeyboardInterrupt, SystemExit)):  # by Lightning's version
+    with pytest.raises((KeyboardInterrupt, SystemExit)):  # depends on Lightning's version
         trainer.fit(Interrupted(), [0] * 100)
     assert callback.run.ranks[0].setup.detects_anomaly is True

@@ -1,7 +1,7 @@
-"""Each injected fault: the right verdict, the right line, and a saving that is the injected cost.
+"""Each injected fault gets the right verdict, the right line and a saving that matches its cost.
 
-What is allowed is 15% and 0.3 ms: what Lightning itself does in the same phase without the fault. What else
-the machine does is in no clock of these fits: see ``tests/support/scenarios.py``.
+The tolerance is 15% plus 0.3 ms, which covers Lightning's own work in the same phase. The clocks of these
+fits don't see other load on the machine; see ``tests/support/scenarios.py``.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ def run(scenario, folder):
     """One fit; returns the report and the injected nanoseconds per step."""
     costs = Costs()
     training = scenario.make(costs, folder)
-    # A given peak, so that none is measured: that takes longer than the whole fit.
+    # A given peak, because measuring it takes longer than the whole fit.
     defaults = {"active": 0, "skip_first": 5, "flops": True, "peak_flops_per_s": 1e12, "files": False}
     defaults["sampling"] = True
     callback = make_callback(folder, **(defaults | training.profile))
     callback._clock = costs.clock = UndisturbedClock() if training.waits else thread_clock()
     trainer = make_trainer(folder, *training.before, callback, *training.after, **training.trainer)
-    # Where the clocks see no other load, nothing was waited for.
+    # The clocks see no other load, so there is no CPU wait.
     with patch.object(slow_steps, "cpu_wait_ns", return_value=0):
         fit_quietly(trainer, training.module, training.data, training.val)
     return callback.report, costs.per_step_ns(len(callback.run.ranks[0].steps))
 
 
 def faults(scenario, report, cost_ns):
-    """What is wrong with a report."""
+    """Yield what is wrong with a report."""
     found = [one for one in report.findings if one.status is Status.FOUND]
-    # The suite itself keeps torch on one thread, which is a fault where a CPU happens to be free.
+    # The test suite limits torch to one thread, which is a real finding if a CPU happens to be free.
     true_here = {"single_cpu_thread"} - {scenario.finding}
     loud = [
         one
@@ -56,7 +56,7 @@ def faults(scenario, report, cost_ns):
         and not _is_of_our_clock(one)
     ]
     kinds = {scenario.verdict}
-    if scenario.verdict == "balanced":  # of short steps Lightning's loop is more than 5%
+    if scenario.verdict == "balanced":  # in short steps, Lightning's loop is above 5%
         kinds.add("compute_bound")
     if report.verdict.kind not in kinds:
         yield f"verdict {report.verdict}, findings {found}"
@@ -81,7 +81,7 @@ def faults(scenario, report, cost_ns):
         if saving_ns is not None:
             yield f"a saving of {saving_ns} that nobody measured"
         return
-    # What workers would save is less than the wait: tests/report/test_loader_advice.py has that.
+    # Workers save less than the wait; tests/report/test_loader_advice.py covers that.
     waits_ns = [one.value for one in mine[0].evidence if one.label == "data wait per step"]
     if waits_ns:
         if not 0 < saving_ns <= waits_ns[0]:
@@ -93,12 +93,12 @@ def faults(scenario, report, cost_ns):
 
 
 def _is_of_our_clock(finding):
-    """On a busy machine the clock of these tests reads itself again and again, and looks like user code."""
+    """On a busy machine these tests' clock reads itself many times and looks like user code."""
     return any(place.file == bench.__file__ for place in finding.locations[:1])
 
 
 def wrong_place(scenario, finding):
-    """The finding points at the marked line: at the innermost line of the user's."""
+    """Yield a message unless the finding points at the marked line, the innermost of the user's."""
     if not finding.locations:
         yield "no place"
         return
@@ -109,18 +109,18 @@ def wrong_place(scenario, finding):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
-def test_scenario(scenario, tmp_path):
+def test_scenario_is_diagnosed(scenario, tmp_path):
     report, cost_ns = run(scenario, tmp_path)
     assert list(faults(scenario, report, cost_ns)) == []
 
 
-def test_there_are_at_least_25():
+def test_at_least_25_scenarios_are_covered():
     assert len(SCENARIOS) >= 25
     assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
 
 
-def test_nothing_is_severe_where_too_little_is_known(tmp_path):
-    """The fault of slow_loss in a run of a few steps is found, and not judged."""
+def test_short_run_has_no_severities(tmp_path):
+    """The fault of slow_loss is found in a run of a few steps, but gets no severity."""
     [scenario] = [one for one in SCENARIOS if one.name == "too_few_steps"]
     report, _ = run(scenario, tmp_path)
     assert all(one.severity is None for one in report.findings)

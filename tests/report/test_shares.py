@@ -1,4 +1,4 @@
-"""One share, one figure: the same name on a page has the same number, and a share says what it is of."""
+"""Shares on a page: the same name has the same number, and each share names its whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NUM_STEPS = 100
 
 
 def tags(**numbers):
-    """Ten first steps, a validation now and then, and one step that the profiler recorded."""
+    """Ten initial steps, three validations and one profiled step."""
     found = [StepTag.SKIP_FIRST] * 10 + [StepTag(0)] * (NUM_STEPS - 10)
     for step in (30, 60, 90):
         found[step] = StepTag.VALIDATION
@@ -29,7 +29,7 @@ def tags(**numbers):
 
 
 def slow_record(cpu_wait):
-    """Two slow steps of two groups of different length, and how long the thread waited in the whole loop."""
+    """Slow steps of two groups of different length, and the thread's CPU wait in the whole loop."""
     common = {"tags": 0, "usual_ns": 25.0 * MS, "collector_ns": 0, "generation": None, "major_faults": 0}
     phases = {"dataloader": 200 * MS, "forward": 15 * MS}
     worst = tuple(
@@ -57,7 +57,7 @@ def slow_record(cpu_wait):
 
 
 def page(cpu_wait=0.0, callback_ms=2, more_fetch=0.0, **changes):
-    """A loader that is too slow, with a few fetches that are far slower, and much around the model."""
+    """Report of a slow loader with a few very slow fetches, and much overhead around the model."""
     fetch = np.full(NUM_STEPS, 10.0 + more_fetch)
     fetch[[40, 80]] = 200
     fetch[:10] = 60
@@ -109,8 +109,8 @@ WAITS = [0.0, 0.05, 0.3, None]
 
 @pytest.mark.parametrize("more_fetch", [0, 30])
 @pytest.mark.parametrize("cpu_wait", WAITS)
-def test_a_page_with_many_findings_adds_up(cpu_wait, more_fetch):
-    """Whether robust means decide or not: what is printed are the means of the clean steps."""
+def test_page_with_many_findings_adds_up(cpu_wait, more_fetch):
+    """Even where robust means decide, the page prints the means of the clean steps."""
     report = page(cpu_wait, more_fetch=more_fetch)
     kinds = {one.kind for one in found_in(report)}
     assert {"input_bound", "slow_steps"} <= kinds
@@ -119,7 +119,7 @@ def test_a_page_with_many_findings_adds_up(cpu_wait, more_fetch):
     assert not wrong_sums(report)
 
 
-def test_the_finding_says_what_perf_summary_says():
+def test_finding_matches_perf_summary():
     report = page(0.3)
     [finding] = [one for one in found_in(report) if one.kind == "input_bound"]
     evidence = {one.label: one.value for one in finding.evidence}
@@ -129,8 +129,8 @@ def test_the_finding_says_what_perf_summary_says():
     assert f"waits {per_step(wait_ns, step_ns)} for data" in finding.summary
 
 
-def test_time_between_steps_is_a_share_of_the_loop():
-    """Validations of 900 ms in 100 steps of 32 ms, and a checkpoint."""
+def test_time_between_steps_is_share_of_loop():
+    """900 ms of validation in 100 steps of 32 ms, and a checkpoint."""
     found = {one.kind: one for one in found_in(page(0.0))}
     assert {kind for kind, one in found.items() if one.share_of == "loop" and one.share} == {
         "validation_share",
@@ -140,7 +140,7 @@ def test_time_between_steps_is_a_share_of_the_loop():
     assert "of the loop)" in found["validation_share"].summary
 
 
-def test_the_chart_is_the_table_and_both_say_that_they_are_of_all_steps():
+def test_chart_matches_table_and_both_cover_all_steps():
     report = page(0.0)
     chart = next(one for one in report.charts if one.id == "phase_shares")
     for series in chart.series:
@@ -150,8 +150,8 @@ def test_the_chart_is_the_table_and_both_say_that_they_are_of_all_steps():
         assert any("Ratios are computed over all steps" in note for note in notes)
 
 
-def test_waiting_for_a_cpu_is_a_share_of_the_time_that_was_looked_at():
-    """100 of 1,000 ms, and 1,000 of 4,000 ms; 3% where nothing was slow."""
+def test_cpu_wait_is_share_of_watched_time():
+    """100 of 1,000 ms and 1,000 of 4,000 ms; 3% in usual steps."""
     report = page(0.3)
     table = table_of(report, "slow_steps")
     place = [column.key for column in table.columns].index("cpu_wait")
@@ -163,8 +163,8 @@ def test_waiting_for_a_cpu_is_a_share_of_the_time_that_was_looked_at():
     assert worst.row_units[at] is Unit.RATIO
 
 
-def test_hints_come_after_all_else():
-    """A hint with much saving, and warnings with less."""
+def test_hints_come_last():
+    """The hint saves more than the warnings above it."""
     _, findings = diagnose(
         analysis_of(
             steps_of(forward=10, backward=4, logging=0.6, clip=0.8),

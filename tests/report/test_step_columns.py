@@ -1,4 +1,4 @@
-"""Steps as columns for a dashboard: nothing is lost, and it leaves out what the benchmark leaves out."""
+"""Step columns for the dashboard: nothing is lost, and exclusions match the benchmark's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lightning_modelprof.show.html.chart import chart_view
 from lightning_modelprof.show.tensorboard.packing import pack_columns, unpack_columns
 from lightning_modelprof.show.tensorboard.profile_blob import TAG_WORDS, pack_steps, unpack_steps
 
-# The order in which docs/report.md names what is not clean, by the tag that says so: the first one counts.
+# Exclusions in the order of docs/report.md, by tag; the first match counts.
 DEFINITION = (
     (StepTag.SKIP_FIRST, "skip_first"),
     (StepTag.FIRST_OF_EPOCH, None),
@@ -43,7 +43,7 @@ def reason_by_definition(tags, loop):
 
 @st.composite
 def all_steps(draw, max_size=12):
-    """Steps in which some phases take no time, and some could not be measured in some or all of them."""
+    """Steps with some phases that take no time, and some that are unmeasured in some or all steps."""
     n = draw(st.integers(0, max_size))
     seed = np.random.default_rng(draw(st.integers(0, 2**32)))
     phases = seed.integers(0, 10**9, (n, len(PHASES)))
@@ -69,7 +69,7 @@ def assert_same(one, other):
 
 
 @given(steps=all_steps(), loop=st.sampled_from(list(LOOPS.values())))
-def test_what_is_packed_comes_back(steps, loop):
+def test_packing_round_trip(steps, loop):
     columns = step_columns(steps, loop)
     back = unpack_steps(pack_steps(columns))
     assert (back.exclusions, back.phases) == (columns.exclusions, columns.phases)
@@ -80,7 +80,7 @@ def test_what_is_packed_comes_back(steps, loop):
 
 
 @given(steps=all_steps(), loop=st.sampled_from(list(LOOPS.values())))
-def test_the_reasons_are_those_of_the_definition_and_of_the_report(steps, loop):
+def test_reasons_match_definition_and_report(steps, loop):
     columns = step_columns(steps, loop)
     reasons = [columns.exclusions[place] for place in columns.exclusion.tolist()]
     assert reasons == [reason_by_definition(tags, loop) for tags in steps.tags.tolist()]
@@ -110,7 +110,7 @@ def make_run(n, phases=("forward",)):
     )
 
 
-def test_phases_without_time_are_left_out_and_unmeasured_ones_are_not():
+def test_unmeasured_phases_are_kept_and_empty_ones_dropped():
     steps = make_run(4, ("dataloader", "forward", "clip"))
     steps.phases_ns[1, PHASE_INDEX["clip"]] = NOT_MEASURED
     columns = step_columns(steps)
@@ -122,8 +122,8 @@ def test_phases_without_time_are_left_out_and_unmeasured_ones_are_not():
 
 
 @given(steps=all_steps())
-def test_layers_and_colours_are_those_of_the_report(steps):
-    """The same phases have a layer of their own as in report.html, and the same colour."""
+def test_layers_and_colors_match_report(steps):
+    """The same phases have their own layer as in report.html, with the same color."""
     run = Run(info=RunInfo(created=""), ranks=(RankRecord(rank=0, steps=steps),))
     chart = phases_per_step(Facts(run))
     view = None if chart is None else chart_view(chart)
@@ -137,7 +137,7 @@ def test_layers_and_colours_are_those_of_the_report(steps):
             assert sum(series.values) == pytest.approx(total)
 
 
-def test_only_the_newest_steps_are_packed_and_a_note_says_so(monkeypatch):
+def test_only_newest_steps_are_packed_with_note(monkeypatch):
     monkeypatch.setattr("lightning_modelprof.show.tensorboard.profile_blob.MAX_STEPS", 1_000)
     meta, packed = unpack_columns(pack_steps(step_columns(make_run(1_005))))
     assert meta["notes"] == ["Newest 1,000 steps; 5 older ones are left out."]
@@ -146,7 +146,7 @@ def test_only_the_newest_steps_are_packed_and_a_note_says_so(monkeypatch):
     assert unpack_columns(pack_steps(step_columns(make_run(3))))[0]["notes"] == []
 
 
-def test_every_tag_has_a_word_and_the_benchmarks_own_where_it_excludes():
+def test_tag_words_match_benchmark_reasons():
     assert set(TAG_WORDS) == {int(tag) for tag in StepTag}
     for tag, reason in DEFINITION:
         assert reason is None or TAG_WORDS[tag] == reason
@@ -158,13 +158,13 @@ def test_every_tag_has_a_word_and_the_benchmarks_own_where_it_excludes():
 
 
 @pytest.mark.parametrize("missing", ["step", "exclusion", "phase_0"])
-def test_other_columns_are_refused(missing):
+def test_missing_columns_are_rejected(missing):
     meta, packed = unpack_columns(pack_steps(step_columns(make_run(2))))
     del packed[missing]
     with pytest.raises(ValueError, match="hold no steps"):
         unpack_steps(pack_columns(meta, packed))
 
 
-def test_other_bytes_are_refused():
+def test_damaged_bytes_are_rejected():
     with pytest.raises(ValueError, match="damaged"):
         unpack_steps(b"no columns")

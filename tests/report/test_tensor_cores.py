@@ -1,4 +1,4 @@
-"""Which kernels tensor cores could do: against the numbers of the removed TensorBoard plugin, and by hand."""
+"""Kernels that could use tensor cores: hand-made traces, and numbers of the removed TensorBoard plugin."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def facts_of(*work, capability=(7, 0), name="Tesla V100"):
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
-def test_the_share_of_the_plugin(name):
-    """68% of the kernels' time, as it said; none of it is on tensor cores, as it said."""
+def test_eligible_share_matches_removed_plugin(name):
+    """As in the plugin, 68% of kernel time is eligible and none of it runs on tensor cores."""
     expected = reference(name, "tb_plugin")
     facts = TraceFacts(load(name))
     use = tensor_core_use([facts.kernels])
@@ -65,20 +65,20 @@ def test_the_share_of_the_plugin(name):
     assert "neither TF32 nor bfloat16" in finding.action
 
 
-def test_what_the_plugin_does_not_know():
-    """It has no ``aten::convolution_backward``, of torch 1.11 and later, and says so in its log."""
+def test_eligible_share_without_newer_operator_matches_plugin():
+    """The plugin logs that it doesn't know ``aten::convolution_backward``, new in torch 1.11."""
     name = "v100_ns_resolution"
     use = tensor_core_use([TraceFacts(load(name)).kernels])
     kernels = TraceFacts(load(name)).kernels.by_name
     newer_ns = sum(one.operators.time_ns.get("aten::convolution_backward", 0) for one in kernels)
     expected = reference(name, "tb_plugin")["tc_eligible_ops_kernel_ratio"]
-    # Its durations are rounded to microseconds.
+    # The plugin's durations are rounded to microseconds.
     assert (use.eligible_ns - newer_ns) / use.kernels_ns == pytest.approx(expected, rel=1e-4)
     assert use.eligible_ns / use.kernels_ns == pytest.approx(0.6435, abs=1e-4)
 
 
-def test_an_a100_that_uses_them_for_most():
-    """TF32 in convolutions is cuDNN's default. Summed over the file by the ids that join both sides."""
+def test_a100_uses_tensor_cores_for_most():
+    """cuDNN uses TF32 in convolutions by default. Sums over the file join kernels and operators by id."""
     events = read(real_file("a100_nccl"))
     operators = {one["args"]["External id"]: one["name"] for one in events if one.get("cat") == "cpu_op"}
     sums_ns = {"all": 0, "eligible": 0}
@@ -102,14 +102,14 @@ def test_an_a100_that_uses_them_for_most():
     assert "For the operators without tensor cores" in finding.action
 
 
-def test_nothing_is_said_of_other_makers():
+def test_other_vendors_are_not_evaluated():
     finding = finding_of(TraceFacts(load("mi250_toy")))
     assert finding.status is Status.NOT_EVALUATED
     assert "NVIDIA" in finding.summary
 
 
-def test_by_hand():
-    """100 us: 20 on tensor cores, 30 that are not, 10 untold, and 40 of what no tensor core does."""
+def test_shares_by_hand():
+    """Of 100 us, 20 are on tensor cores, 30 could be, 10 are unknown, and 40 aren't eligible."""
     facts = facts_of(
         ("aten::mm", FAST, 20),
         ("aten::mm", SLOW, 10),
@@ -140,7 +140,7 @@ def test_by_hand():
         ((None, None), "NVIDIA", "On Ampere and newer", "support neither"),
     ],
 )
-def test_what_a_device_can_do(capability, name, says, says_not):
+def test_advice_matches_device_capability(capability, name, says, says_not):
     finding = finding_of(facts_of(("aten::addmm", SLOW, 50), capability=capability, name=name))
     assert finding.status is Status.FOUND
     assert says in finding.action
@@ -151,7 +151,7 @@ def test_what_a_device_can_do(capability, name, says, says_not):
 @pytest.mark.parametrize(
     ("capability", "name"), [((6, 1), "GTX 1080"), ((7, 5), "GTX 1660"), ((9, 0), "AMD MI250")]
 )
-def test_a_device_without_tensor_cores(capability, name):
+def test_device_without_tensor_cores_is_not_evaluated(capability, name):
     finding = finding_of(facts_of(("aten::addmm", SLOW, 50), capability=capability, name=name))
     assert finding.status is Status.NOT_EVALUATED
 
@@ -172,8 +172,8 @@ def test_less_than_a_tenth_is_clean():
         ((7, 0), "16-mixed", "highest", Status.CLEAN, Status.FOUND),
     ],
 )
-def test_of_a_run(capability, precision, matmul, amp, eligible):
-    """Where the settings rule tensor cores out, their hints have the share that windows saw; no third one."""
+def test_settings_decide_which_finding_has_the_share(capability, precision, matmul, amp, eligible):
+    """Where settings rule out tensor cores, only the hints about these settings have the windows' share."""
     facts = facts_of(("aten::mm", SLOW, 75), ("aten::add", SLOW, 25))
     cuda = DeviceSetup(capability=capability, total_bytes=100, reserved_bytes=50)
     facts = analysis_of(

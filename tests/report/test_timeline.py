@@ -1,4 +1,4 @@
-"""Timelines: hand-made traces, a slow oracle for the rows, real traces, and packing there and back."""
+"""Timelines: hand-made and real traces, a slow oracle for the rows, and packing round trips."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def thread_name(tid, name, pid=1):
 
 
 def slices(found):
-    """Of each slice: label of its lane, depth, name, begin and duration."""
+    """Per slice: lane label, depth, name, start and duration."""
     return [
         (found.lanes[lane].label, depth, found.names[name], begin, duration)
         for lane, depth, name, begin, duration in zip(
@@ -72,7 +72,7 @@ def slices(found):
 
 
 def by_name(found, column):
-    """Name of each slice but idle time → its value."""
+    """Value by slice name, without idle time."""
     return {
         found.names[name]: value
         for name, value in zip(found.name.tolist(), column, strict=True)
@@ -95,7 +95,7 @@ def details(found):
 # Rows
 
 
-def test_slices_that_nest_are_as_deep_as_calls():
+def test_nested_slices_are_as_deep_as_calls():
     found = timeline(
         event("user_annotation", "step", 0, 100),
         event("cpu_op", "outer", 10, 50),
@@ -110,7 +110,7 @@ def test_slices_that_nest_are_as_deep_as_calls():
     }  # fmt: skip
 
 
-def test_what_ends_after_the_slice_around_it_goes_one_deeper_with_its_true_times():
+def test_late_slice_goes_one_deeper_and_keeps_its_times():
     found = timeline(
         event("cpu_op", "outer", 0, 10),
         event("cpu_op", "late", 8, 12),
@@ -118,17 +118,17 @@ def test_what_ends_after_the_slice_around_it_goes_one_deeper_with_its_true_times
         event("cpu_op", "next", 10, 20),
         event("cpu_op", "in next", 13, 14),
     )
-    # "next" has its row again, and what is in it does not stay deeper for ever.
+    # "next" is back in the first row, so what it contains doesn't stay deeper.
     assert depths(found) == {"outer": 0, "late": 1, "in both": 2, "next": 0, "in next": 1}
     assert ("main thread 1", 1, "late", 8000, 4000) in slices(found)
 
 
-def test_a_chain_of_slices_that_cross_needs_two_rows():
+def test_crossing_slices_need_two_rows():
     chain = [event("kernel", f"k{i}", 10 * i, 10 * i + 11, tid=7, pid=0) for i in range(20)]
     assert list(depths(timeline(*chain)).values()).count(1) == 10
 
 
-def test_a_range_that_outlives_the_function_that_opened_it_is_around_what_follows():
+def test_range_that_outlives_its_function_contains_what_follows():
     found = depths(
         timeline(
             event("python_function", "train", 0, 100),
@@ -141,7 +141,7 @@ def test_a_range_that_outlives_the_function_that_opened_it_is_around_what_follow
 
 
 def oracle(events):
-    """The row of each of one lane's (begin, end): the first free one below all that contain it."""
+    """Rows of one lane's (begin, end) slices: each in the first free row below all that contain it."""
     rows = []
     for i, (begin, end) in enumerate(events):
         still_open = [j for j in range(i) if events[j][1] > begin]
@@ -159,7 +159,7 @@ SPANS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(SPANS)
-def test_depths_against_the_oracle(spans):
+def test_depths_match_oracle(spans):
     spans = sorted((begin, -(begin + size), lane) for lane, begin, size in spans)
     begin, end, lane = (np.array(column, np.int64) for column in zip(*spans, strict=True))
     found = find_depths(begin, -end, lane)
@@ -172,12 +172,12 @@ def test_depths_against_the_oracle(spans):
 
 
 def is_derived(word):
-    """Whether slices of a category are idle time or the critical path, not events."""
+    """Whether a category's slices are idle time or the critical path instead of events."""
     return word in IDLE_WORDS or word.startswith(PATH_PREFIX)
 
 
 def check_layout(found, trace):
-    """Every event is one slice, beside what is derived; slices are sorted and do not overlap in a row."""
+    """Every event is one slice, besides derived slices; slices are sorted and don't overlap in a row."""
     is_idle = np.array([is_derived(word) for word in found.categories])[found.category]
     every = [row[2:] for row, idle in zip(slices(found), is_idle, strict=True) if not idle]
     assert Multiset(every) == Multiset(
@@ -227,7 +227,7 @@ def traces(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(traces())
-def test_any_trace(trace):
+def test_any_trace_has_a_valid_timeline(trace):
     found = timeline_of(trace)
     check_layout(found, trace)
     check_launches(found, trace)
@@ -247,7 +247,7 @@ def test_any_trace(trace):
 # Lanes
 
 
-def test_lanes_in_reading_order():
+def test_lanes_are_in_reading_order():
     found = timeline(
         thread_name(11, "thread 11 (pt_main_thread)"),
         thread_name(12, "thread 12 (pt_autograd_0)"),
@@ -278,8 +278,8 @@ def test_lanes_in_reading_order():
     ]
 
 
-def test_a_process_with_the_number_of_a_device():
-    """In a container the training may be process 1, thread 1, where device 1 has a stream 1."""
+def test_process_with_device_number_is_told_apart():
+    """In a container the training may be process 1, thread 1, while device 1 has a stream 1."""
     found = timeline(
         event("cpu_op", "host", 0, 10, tid=1, pid=1), event("kernel", "device", 0, 20, tid=1, pid=1)
     )
@@ -295,7 +295,7 @@ def test_several_processes_are_told_apart():
 # Kinds, details, launches, steps
 
 
-def test_kinds_in_plain_words():
+def test_kinds_are_plain_words():
     named = {
         "operator": ("cpu_op", "aten::mm"),
         "user range": ("user_annotation", "mine"),
@@ -318,7 +318,7 @@ def test_kinds_in_plain_words():
         ("cpu_op", "record_param_comms"),
         ("user_annotation", "nccl:all_reduce"),
     ]
-    old_range = ("Operator", "Optimizer.step#SGD.step")  # old torch wrote ranges as operators
+    old_range = ("Operator", "Optimizer.step#SGD.step")  # old versions of torch wrote ranges as operators
     events = [*named.values(), *talks, old_range]
     found = timeline(*(event(cat, name, i, i + 1) for i, (cat, name) in enumerate(events)))
     truth = {name: kind for kind, (_, name) in named.items()} | dict.fromkeys(
@@ -328,11 +328,11 @@ def test_kinds_in_plain_words():
     assert set(found.categories) - set(IDLE_WORDS) == set(WORDS)
 
 
-def test_every_kind_has_a_colour():
+def test_every_kind_has_a_color():
     assert [word for word in (*WORDS, *IDLE_WORDS) if color_class(word) is None] == []
 
 
-def test_details():
+def test_details_of_each_kind():
     shapes = {"Input Dims": [[32, 3], []], "Concrete Inputs": ["", "1"]}
     comms = {
         "Collective name": "allreduce", "Process Group Name": "0", "Group size": 4, "dtype": "Float",
@@ -361,10 +361,10 @@ def test_details():
         "gemm": "blocks per SM: 0.5\nestimated occupancy: 0.25 of 1",
         "copy": "4,096 bytes",
     }
-    assert len(found.details) == 8  # that of idle time, too
+    assert len(found.details) == 8  # including that of idle time
 
 
-def test_launches_are_positions_of_slices():
+def test_launches_are_slice_positions():
     found = timeline(
         event("cpu_op", "aten::mm", 0, 9, tid=2, **{"External id": 5}),
         event("cuda_runtime", "launch", 1, 2, tid=2, correlation=3),
@@ -379,7 +379,7 @@ def test_launches_are_positions_of_slices():
     }  # fmt: skip
 
 
-def test_steps_last_until_their_kernels_have_ended():
+def test_steps_last_until_their_kernels_end():
     found = timeline(
         event("user_annotation", "ProfilerStep#4", 0, 10),
         event("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1),
@@ -392,13 +392,13 @@ def test_steps_last_until_their_kernels_have_ended():
     assert found.notes == ()
 
 
-def test_a_trace_without_steps_says_so():
+def test_missing_steps_are_noted():
     found = timeline(event("kernel", "alone", 0, 5))
     assert (found.steps, found.notes) == ((), ("The trace has no steps.",))
     assert len(timeline_of(make_trace([memory(5, 3)]))) == 0
 
 
-def test_the_rank_is_that_of_the_facts():
+def test_rank_comes_from_facts():
     trace = make_trace([event("cpu_op", "a", 0, 1)], distributedInfo={"rank": 3, "world_size": 4})
     assert timeline_of(trace).rank is None
     assert timeline_of(trace, TraceFacts(trace)).rank == 3
@@ -426,7 +426,7 @@ def test_sm_efficiency_is_at_most_1():
     assert [counter.unit for counter in found.counters] == [Unit.RATIO]
 
 
-def test_kernels_are_counted_where_blocks_are_not_known():
+def test_kernels_are_counted_if_blocks_are_unknown():
     found = timeline(kernel(1, 4), kernel(2, 6, 0.5, tid=8), event("cpu_op", "a", 0, 1))
     assert points(found) == {
         "GPU 0 SM efficiency (est.)": [(0, 0.0), (2000, 0.5), (6000, 0.0)],
@@ -434,7 +434,7 @@ def test_kernels_are_counted_where_blocks_are_not_known():
     }
 
 
-def test_memory_begins_with_what_was_there_before():
+def test_memory_counter_starts_with_earlier_allocations():
     found = timeline(
         event("cpu_op", "a", 0, 100),
         memory(10, 5, allocated=105, reserved=200),
@@ -455,7 +455,7 @@ def test_memory_begins_with_what_was_there_before():
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=300), st.integers(4, 60))
-def test_thinning_keeps_extremes_and_what_lasts(values, most):
+def test_thinning_keeps_extremes_and_last_values(values, most):
     whole = Counter(
         label="x",
         group="host",
@@ -489,7 +489,7 @@ def test_many_points_are_thinned_with_a_note():
 
 
 def check_launches(found, trace):
-    """Each device event is launched by what the analysis says, by begin, duration and name."""
+    """Launches match the analysis, compared by start, duration and name."""
     links = build_timeline(trace).launch
 
     def described(row):
@@ -509,7 +509,7 @@ def check_launches(found, trace):
 
 
 def check_counters(found, facts):
-    """Peaks and ends are those of the Memory Summary, and the mean efficiency that of the Device Summary."""
+    """Memory peaks and ends match the Memory Summary, and mean efficiency the Device Summary."""
     counters = {counter.label: counter for counter in found.counters}
     for device in getattr(facts.get(TraceFacts.memory), "devices", ()):
         name = device.total.name
@@ -534,7 +534,7 @@ def check_counters(found, facts):
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_traces(name):
+def test_real_traces_have_valid_timelines(name):
     trace = load(name)
     facts = TraceFacts(trace)
     found = timeline_of(trace, facts)
@@ -550,7 +550,7 @@ def test_real_traces(name):
     check_timeline(pack_timeline(found))
 
 
-def test_a_generated_trace_with_memory_of_a_gpu(tmp_path):
+def test_generated_trace_with_gpu_memory(tmp_path):
     path = tmp_path / "generated.pt.trace.json"
     generate_trace(path, 1_500_000, seed=5)
     trace = read_trace(path)
@@ -584,7 +584,7 @@ def assert_same(left, right):
 
 @st.composite
 def timelines(draw):
-    """Any timeline, also such as no trace gives."""
+    """Any timeline, even one that no trace produces."""
     count = draw(st.integers(0, 12))
     ns = st.integers(-(2**51), 2**51)
 
@@ -619,17 +619,17 @@ def timelines(draw):
 
 @settings(deadline=None)
 @given(timelines())
-def test_packing_there_and_back(whole):
+def test_packing_round_trip(whole):
     assert_same(unpack_timeline(pack_timeline(whole)), whole)
 
 
-def test_half_a_surrogate_pair_is_packed_and_read():
+def test_lone_surrogate_survives_packing():
     whole = replace(timeline(event("cpu_op", "a", 0, 10)), notes=("\ud800",))
     assert unpack_timeline(pack_timeline(whole)).notes == ("\ud800",)
 
 
-def test_the_layout_that_browsers_read():
-    """The contract with the page: keys, names of columns, rows of slices."""
+def test_packed_layout_for_browsers():
+    """The contract with the page: keys, column names, rows of slices."""
     packed = pack_timeline(
         timeline(
             event("user_annotation", "ProfilerStep#1", 0, 10),
@@ -657,7 +657,7 @@ def test_the_layout_that_browsers_read():
 
 @cache
 def large():
-    """Python functions around operators of different length that launch kernels."""
+    """Python functions around operators of different lengths that launch kernels."""
     events = [event("user_annotation", "ProfilerStep#1", 0, 5000)]
     for i in range(400):
         at = 10 * i
@@ -670,7 +670,7 @@ def large():
     return timeline(*events)
 
 
-def test_python_functions_are_left_out_first():
+def test_python_functions_are_dropped_first():
     whole = large()
     without = pack_timeline(whole, len(pack_timeline(whole)) - 1)
     found = unpack_timeline(without)
@@ -681,14 +681,14 @@ def test_python_functions_are_left_out_first():
         name: depth - (name.startswith(("op", "launch")))
         for name, depth in depths(whole).items()
         if name[0] != "f"
-    }  # each operator has gone up into the row of the function around it
+    }  # each operator moved up into the row of its function
     (note,) = set(found.notes) - set(whole.notes)
     assert note.startswith("All 400 slices of Python functions are left out. The timeline")
     check_kept(found, whole)
 
 
 def check_kept(found, whole):
-    """Texts and launches of what is left are those of the whole."""
+    """Remaining slices keep their texts and launches."""
 
     def described(one):
         every = [row[2:] for row in slices(one)]
@@ -711,7 +711,7 @@ def check_kept(found, whole):
     assert set(found.names) == {name for name, _, _ in left}
 
 
-def test_what_only_touches_moves_up_side_by_side():
+def test_touching_slices_move_up_side_by_side():
     whole = timeline(
         event("cpu_op", "before", 0, 5),
         event("python_function", "".join(sha512(bytes([i])).hexdigest() for i in range(9)), 5, 10),
@@ -723,11 +723,11 @@ def test_what_only_touches_moves_up_side_by_side():
 
 @settings(max_examples=100, deadline=None)
 @given(SPANS.filter(lambda spans: len(spans) > 1), st.integers(0, 2**40))
-def test_what_is_left_moves_up(spans, chosen):
-    """Rows of what is left do not overlap, and slices that nest are as deep as if nothing else had been."""
+def test_remaining_slices_move_up(spans, chosen):
+    """Remaining slices don't overlap in a row, and nested ones are as deep as without the dropped ones."""
     is_function = [True, False, *(bool(chosen >> i & 1) for i in range(len(spans) - 2))]
     events = [
-        # Long names that do not compress, so that it is enough to leave out the functions.
+        # Long names that don't compress, so dropping the functions is enough.
         event("python_function", sha512(bytes([i])).hexdigest() * 2, begin, begin + size, tid=lane)
         if is_function[i]
         else event("cpu_op", f"e{i}", begin, begin + size, tid=lane)
@@ -755,7 +755,7 @@ def test_what_is_left_moves_up(spans, chosen):
 
 @settings(deadline=None, max_examples=30)
 @given(st.floats(0.15, 0.95))
-def test_the_shortest_slices_are_left_out_next(share):
+def test_shortest_slices_are_dropped_next(share):
     whole = large()
     limit = int(share * len(pack_timeline(whole)))
     packed = pack_timeline(whole, limit)
@@ -773,7 +773,7 @@ def test_the_shortest_slices_are_left_out_next(share):
     )
 
 
-def test_what_cannot_be_made_smaller_loses_all_slices_and_says_so():
+def test_impossible_limit_drops_all_slices_with_note():
     whole = large()
     found = unpack_timeline(pack_timeline(whole, 1))
     assert len(found) == 0
@@ -798,7 +798,7 @@ def test_what_cannot_be_made_smaller_loses_all_slices_and_says_so():
         lambda meta, columns: columns.update(name=columns["name"][:-1]),
     ],
 )
-def test_columns_that_are_no_timeline(change):
+def test_invalid_columns_are_rejected(change):
     whole = timeline(event("cpu_op", "a", 0, 9), event("cpu_op", "b", 1, 2), kernel(1, 2))
     meta, columns = unpack_columns(pack_timeline(whole))
     unpack_timeline(pack_columns(meta, columns))
@@ -807,7 +807,7 @@ def test_columns_that_are_no_timeline(change):
         unpack_timeline(pack_columns(meta, columns))
 
 
-def test_a_trace_longer_than_browsers_can_count_is_refused():
+def test_trace_too_long_for_browsers_is_rejected():
     whole = timeline(event("cpu_op", "a", 0, 9))
     with pytest.raises(ValueError, match="53 bits"):
         pack_timeline(replace(whole, slice_begin_ns=np.array([2**53])))

@@ -1,4 +1,4 @@
-"""The charts of traces alone, with figures derived by hand, and their place in the report."""
+"""Charts of bare traces, with hand-derived figures, and their place in the report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GEMM = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 
 
 def two_steps(first=5, second=6):
-    """Step one fetches 30 us, computes 60 and does nothing in 10; step two computes 50 and idles 50."""
+    """Step one fetches for 30 us, computes 60 and idles 10; step two computes 50 and idles 50."""
     return TraceFacts(
         make(
             step(first, 0, 100),
@@ -37,19 +37,19 @@ def layers_us(chart):
     return {series.key: tuple(value / US for value in series.values) for series in chart.series}
 
 
-def test_layers_of_steps():
+def test_steps_are_split_into_layers():
     chart = trace_steps({0: two_steps()})
     assert (chart.kind, chart.x, chart.x_label) == ("stacked", (5.0, 6.0), "step")
     assert layers_us(chart) == {"dataloader": (30, 0), "cpu_exec": (60, 50), "rest": (10, 50)}
 
 
-def test_steps_with_a_gap_are_counted():
+def test_steps_with_gap_are_renumbered():
     chart = trace_steps({0: two_steps(5, 9)})
     assert (chart.x, chart.x_label) == ((1.0, 2.0), "recorded steps, renumbered from 1")
 
 
 def steps_of(*fetches_us):
-    """Steps of 60 us of operators after fetches of such lengths."""
+    """Steps with fetches of these lengths, each followed by 60 us of operators."""
     events, at = [], 0
     for number, fetch in enumerate(fetches_us, 5):
         events += [step(number, at, at + fetch + 60), ("user_annotation", FETCH, at, at + fetch)]
@@ -58,8 +58,8 @@ def steps_of(*fetches_us):
     return TraceFacts(make(*events))
 
 
-def test_slow_steps_have_a_reason():
-    """The median step takes 100 us, 40 of them a fetch; step 7 fetches for 80, step 9 for 240."""
+def test_slow_steps_get_a_reason():
+    """The median step takes 101 us, 41 of them for the fetch; step 7 fetches for 80, step 9 for 240."""
     chart = trace_steps({0: steps_of(40, 40, 80, 41, 240)})
     assert chart.notes[1] == (
         "Slowest: step 9 with 0.3 ms (DataLoader +0.199 ms), step 7 with 0.14 ms (DataLoader +0.039 ms). The"
@@ -70,8 +70,8 @@ def test_slow_steps_have_a_reason():
     assert even.notes[1] == "No step takes 5% longer than the median of 0.101 ms."
 
 
-def test_many_steps_share_points():
-    """802 steps need bins of three, the last of one; all are alike, so each mean is 8 and 2 us."""
+def test_many_steps_are_binned():
+    """802 equal steps need bins of three, with one step in the last; each mean is 8 and 2 us."""
     events = [
         one for n in range(802) for one in (step(n, 10 * n, 10 * n + 10), ("cpu_op", "o", 10 * n, 10 * n + 8))
     ]
@@ -81,8 +81,8 @@ def test_many_steps_share_points():
     assert {key: set(values) for key, values in layers_us(chart).items()} == {"cpu_exec": {8}, "rest": {2}}
 
 
-def test_operators_by_their_own_time_on_the_host():
-    """aten::linear takes 60 us, 40 of them in aten::addmm; six more operators take 1 to 6 us, and one 0.5."""
+def test_operators_are_sorted_by_cpu_self_time():
+    """aten::linear takes 60 us, 40 of them in aten::addmm; six operators take 1 to 6 us and one 0.5."""
     small = [("cpu_op", f"aten::op{n}", 100 + 10 * n, 100 + 10 * n + n) for n in range(1, 7)]
     facts = TraceFacts(
         make(
@@ -103,26 +103,26 @@ def test_operators_by_their_own_time_on_the_host():
     assert chart.notes == ("Sorted by CPU self time.",)
 
 
-def test_one_operator_is_no_chart():
+def test_one_operator_gives_no_chart():
     assert operator_shares({0: TraceFacts(make(("cpu_op", "aten::mm", 0, 10)))}) is None
 
 
-def test_ranks_stand_side_by_side():
-    """Means over both steps: 15, 55, 30 us."""
+def test_ranks_are_shown_side_by_side():
+    """Means over both steps are 15, 55 and 30 us."""
     facts = two_steps()
     chart = trace_steps({2: facts, 3: facts})
     assert (chart.x, chart.x_label) == ((2.0, 3.0), "rank")
     assert layers_us(chart) == {"dataloader": (15, 15), "cpu_exec": (55, 55), "rest": (30, 30)}
 
 
-def test_ranks_far_apart_take_no_more_room():
-    """The rank is what a file says."""
+def test_distant_ranks_are_renumbered():
+    """The rank comes from the file."""
     facts = two_steps()
     chart = trace_steps({0: facts, 10**12: facts})
     assert (chart.x, chart.x_label) == ((1.0, 2.0), "ranks with steps, renumbered from 1")
 
 
-def test_a_rank_without_steps_has_no_point():
+def test_rank_without_steps_has_no_point():
     facts = two_steps()
     lacking = facts.replaced(step_breakdown=NotMeasured("none"))
     assert trace_steps({0: facts, 1: lacking}).x == (0.0,)
@@ -135,7 +135,7 @@ def kernels(*named):
     )
 
 
-def test_kernels_by_kind():
+def test_kernels_are_grouped_by_kind():
     facts = kernels((GEMM, 6), ("relu", 3), (NCCL, 2), ("add", 1))
     chart = kernel_types({0: facts})
     assert layers_us(chart) == {"tensor_cores": (6,), "kernel": (4,), "communication": (2,)}
@@ -147,17 +147,17 @@ def test_kernels_by_kind():
 
 
 @pytest.mark.parametrize("facts", [kernels(("relu", 3)), kernels(), two_steps()])
-def test_one_kind_is_no_chart(facts):
+def test_one_kernel_kind_gives_no_chart(facts):
     assert "kernel_types" not in [chart.id for chart in trace_charts({0: facts})]
 
 
-def test_traces_apart_have_charts_of_their_own():
+def test_separate_traces_have_separate_charts():
     report = build_trace_report([two_steps(5, 6), two_steps(7, 8)])
     assert [chart.id for chart in report.charts] == ["step_breakdown", "step_breakdown_1"]
     assert report.charts[1].title == "Step time breakdown by step of trace 1"
 
 
-def test_colours_are_told_apart():
+def test_colors_are_distinct():
     view = chart_view(
         trace_steps(
             {
@@ -180,8 +180,8 @@ def test_colours_are_told_apart():
     assert len({layer.color for layer in view.layers}) == 8
 
 
-def test_a_real_trace_shows_its_wait():
-    """The removed plugin said that 33% of this trace's steps is DataLoader."""
+def test_real_trace_shows_data_wait():
+    """According to the removed plugin, DataLoader is 33% of this trace's steps."""
     chart = trace_steps({0: TraceFacts(load("v100_resnet50_workers0"))})
     sums = {series.key: sum(series.values) for series in chart.series}
     assert chart.x == (5.0, 6.0, 7.0, 8.0, 9.0, 10.0)

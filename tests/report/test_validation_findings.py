@@ -1,7 +1,7 @@
-"""What is said of slow validations: the part, its line and its fix.
+"""Findings on slow validation: the slow part, its line and its fix.
 
-The trainings sleep where they are slow, so that a busy machine changes nothing: whatever else runs, the
-sampler finds the training thread asleep there.
+The slow trainings sleep, so a busy machine changes nothing: the sampler always finds the training thread
+asleep there.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ CASES = {
         *("logging", "Logging", "logger", None, "self.log(..., on_step=False)"),
     ),
 }
-"""Arguments, the part with its label, the mark of its line and of the line below, and what helps."""
+"""Arguments, the part and its label, the marks of its line and of the line it calls, and the fix."""
 
 
 class Two(Net):
@@ -210,8 +210,8 @@ class Two(Net):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_part_its_line_and_its_fix(tmp_path, monkeypatch, case):
-    monkeypatch.setattr(training_setup, "usable_cpus", lambda: 8)  # with few, workers are no fix
+def test_slow_part_gets_its_line_and_fix(tmp_path, monkeypatch, case):
+    monkeypatch.setattr(training_setup, "usable_cpus", lambda: 8)  # with few CPUs, workers don't help
     make, part, label, mark, inner, fix = CASES[case]
     callback = fit(tmp_path, **make())
     times = callback.run.ranks[0].validation
@@ -224,7 +224,7 @@ def test_the_part_its_line_and_its_fix(tmp_path, monkeypatch, case):
     place = finding.locations[0]
     assert (place.file, place.line, place.is_exact) == (HERE, line_of(mark), True)
     assert (place.inner.line if place.inner else None) == (line_of(inner) if inner else None)
-    # The table, the chart and the file say the same.
+    # The table, the chart and the file agree.
     [table] = [one for one in callback.report.tables if one.id == "validation"]
     assert max(table.rows, key=lambda row: row[2])[0] == label
     assert sum(row[2] for row in table.rows) == times.total_ns
@@ -233,8 +233,8 @@ def test_the_part_its_line_and_its_fix(tmp_path, monkeypatch, case):
     assert {one["key"] for one in report_of(tmp_path)["summary"]["validation"]["parts"]} >= {part}
 
 
-def test_workers_that_start_anew(tmp_path):
-    """Each start takes 0.15 s in the workers, which is seen as a longer wait for the first batch."""
+def test_restarting_workers_are_found(tmp_path):
+    """Each start takes 0.15 s in the workers, which shows as a longer wait for the first batch."""
     loader = validation(num_workers=1, worker_init_fn=slow_start)
     finding = finding_of(fit(tmp_path, val=loader))
     assert finding.title.endswith("mostly Dataloader init")
@@ -250,7 +250,7 @@ class SlowLoaders(Net):
         return validation()
 
 
-def test_a_dataloader_that_is_made_anew(tmp_path):
+def test_dataloader_made_again_each_epoch_is_found(tmp_path):
     trainer = {
         "val_check_interval": 1.0,
         "max_epochs": 4,
@@ -263,7 +263,7 @@ def test_a_dataloader_that_is_made_anew(tmp_path):
     assert (finding.locations[0].line, finding.locations[0].is_exact) == (line_of("loaders"), True)
 
 
-def test_a_slow_callback_is_no_part_of_validation(tmp_path):
+def test_slow_callback_is_not_part_of_validation(tmp_path):
     callback = fit(tmp_path, others=[SlowCallback()])
     [slow] = [one for one in callback.report.findings if one.kind == "slow_callback"]
     assert slow.status is Status.FOUND
@@ -273,7 +273,7 @@ def test_a_slow_callback_is_no_part_of_validation(tmp_path):
     assert any(note.startswith("Callbacks took ") for note in table.notes)
 
 
-# Made by hand
+# Hand-made times
 
 
 VAL_LOADER = LoaderSetup(
@@ -291,7 +291,7 @@ HOOKS = {
 
 
 def times_of(num_runs: int = 2, device_ms: dict[str, int] | None = None, **parts_ms: int) -> ValidationTimes:
-    """Validations of 4 batches each, with so many milliseconds in all in each part."""
+    """Validations of 4 batches each, with the total milliseconds of each part."""
     return ValidationTimes(
         num_runs=num_runs,
         parts=tuple(
@@ -307,14 +307,14 @@ def times_of(num_runs: int = 2, device_ms: dict[str, int] | None = None, **parts
 
 
 def found(times: ValidationTimes | None, *, setup: Any = SETUP, stacks: Any = None, **loader: Any) -> Any:
-    """The finding on 20 steps of 10 ms beside 400 ms of validation."""
+    """The finding on 20 steps of 10 ms with 400 ms of validation."""
     setup = replace(setup, val_loaders=(replace(VAL_LOADER, **loader),), module_hooks=HOOKS)
     steps = steps_of(forward=10, validation=[0] * 18 + [200, 200])
     return only(judge(validation_share, analysis_of(steps, setup=setup, validation=times, stacks=stacks)))
 
 
 @pytest.mark.parametrize(("fetch_ms", "is_named"), [(160, True), (159, False)])
-def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
+def test_part_is_named_from_two_fifths(fetch_ms, is_named):
     rest = {"forward": 110, "epoch_end": 80, "transfer": 50}
     rest["transfer"] += 400 - fetch_ms - sum(rest.values())
     finding = found(times_of(dataloader=fetch_ms, **rest))
@@ -324,40 +324,40 @@ def test_from_two_fifths_on_a_part_is_named(fetch_ms, is_named):
     assert finding.saving_ns_per_step == 20 * MS
 
 
-def test_spread_evenly_less_of_it_is_all_that_helps():
+def test_evenly_spread_validation_only_gets_less_often():
     finding = found(times_of(dataloader=100, forward=100, epoch_end=100, logging=100))
     assert finding.title == validation_share.title
     assert finding.summary.endswith("No part of it stands out (see the table Validation).")
     assert finding.action.startswith("Validate less")
 
 
-def test_a_run_that_did_not_split_says_what_it_always_said():
+def test_run_without_parts_gets_general_advice():
     finding = found(None)
     assert finding.title == validation_share.title
     assert "table" not in finding.summary
     assert finding.locations[0].function == "Net.validation_step"
 
 
-def test_numbers_behind_it():
+def test_evidence_includes_recommended_workers():
     finding = found(times_of(dataloader=300, forward=100))
     evidence = {one.label: one.value for one in finding.evidence}
     assert evidence["Dataloader share of validation"] == pytest.approx(0.75)
     assert evidence["Dataloader time per validation"] == 150 * MS
     assert evidence["validation runs"] == 2
-    # A batch takes 300 / 8 ms and the rest of a validation batch 100 / 8: three workers hide it.
+    # Loading a batch takes 300 / 8 ms and the rest of a validation batch 100 / 8 ms: three workers hide it.
     assert evidence["recommended num_workers"] == 3
     assert "Set num_workers=3, persistent_workers=True" in finding.action
     assert "Workers only help if CPUs are free." in finding.summary
 
 
-def test_why_no_workers_are_advised():
+def test_missing_worker_advice_is_explained():
     finding = found(times_of(dataloader=300, forward=20), setup=replace(SETUP, usable_cpus=1))
     assert "num_workers=" not in finding.action
     assert "num_workers is 0. More workers than CPUs only help if they wait" in finding.summary
 
 
-def test_what_the_first_fetches_wait_longer_is_the_workers_start():
-    """8 fetches, 2 of them the first of a validation: 100 ms each, where the others take 10."""
+def test_longer_first_fetches_are_worker_startup():
+    """8 fetches, 2 of which are first in a validation and take 100 ms each; the others take 10 ms."""
     times = replace(
         times_of(dataloader=260, forward=80, dataloader_init=60), num_first_fetches=2, first_fetch_ns=200 * MS
     )
@@ -373,7 +373,7 @@ def test_what_the_first_fetches_wait_longer_is_the_workers_start():
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_only_workers_are_said_to_start(num_workers):
+def test_worker_startup_is_named_only_with_workers(num_workers):
     times = replace(times_of(dataloader=260, forward=80), num_first_fetches=2, first_fetch_ns=200 * MS)
     setup = replace(SETUP, val_loaders=(replace(VAL_LOADER, num_workers=num_workers),))
     [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times, setup=setup)
@@ -381,8 +381,8 @@ def test_only_workers_are_said_to_start(num_workers):
     assert ("worker startup" in note) is (num_workers > 0)
 
 
-def test_what_the_training_thread_does_at_the_start_is_not_the_workers():
-    """Making the dataloader takes 200 ms; then its workers' start, of which 50 and 250 ms are waited for."""
+def test_training_thread_startup_is_not_worker_startup():
+    """Making the dataloader takes 200 ms; then training waits 50 or 250 ms for the workers to start."""
     stacks = stacks_of(("dataloader_init", "Net.val_dataloader", 20))
     for first_ms, is_own in ((50, True), (250, False)):
         parts = times_of(dataloader=first_ms, dataloader_init=200)
@@ -393,8 +393,8 @@ def test_what_the_training_thread_does_at_the_start_is_not_the_workers():
         assert ("persistent_workers=True" in finding.action) != is_own
 
 
-def test_on_a_device_its_own_time_says_which_part_it_is():
-    """The host waits for the device where a metric is read; the device worked for the step meanwhile."""
+def test_device_time_decides_slow_part():
+    """The CPU waits for the GPU where a metric is read, while the GPU still works on the step."""
     times = times_of(
         forward=40,
         epoch_end=300,
@@ -402,12 +402,12 @@ def test_on_a_device_its_own_time_says_which_part_it_is():
         device_ms={"forward": 320, "epoch_end": 20, "dataloader": 60},
     )
     assert found(times).title.endswith("mostly Forward")
-    # A fetch while the device works on costs no more than the device waits for it.
+    # A fetch while the GPU is busy only costs the time that the GPU waits for it.
     hidden = times_of(dataloader=350, forward=50, device_ms={"dataloader": 10, "forward": 390})
     assert found(hidden).title.endswith("mostly Forward")
 
 
-def test_pinning_where_it_helps():
+def test_pin_memory_is_advised_where_it_helps():
     times = times_of(transfer=300, forward=100)
     on_device = replace(SETUP, cuda=DeviceSetup(capability=(9, 0), total_bytes=100, reserved_bytes=50))
     assert (
@@ -418,7 +418,7 @@ def test_pinning_where_it_helps():
 
 
 def stacks_of(*stacks: tuple[str, str, int]) -> StackSamples:
-    """(part, function, samples of a millisecond) of stacks with one line each."""
+    """Stacks of one line each, from (part, function, samples of 1 ms)."""
     names = list(dict.fromkeys(name for _, name, _ in stacks))
     frame = {"file": "v.py", "function_line": 3, "python_module": "v", "is_users": True}
     return StackSamples(
@@ -434,7 +434,7 @@ def stacks_of(*stacks: tuple[str, str, int]) -> StackSamples:
     )
 
 
-def test_the_line_is_one_of_the_part_and_not_of_another():
+def test_line_belongs_to_slow_part():
     stacks = stacks_of(("forward", "step", 90), ("dataloader", "get", 10), ("dataloader", "collate", 4))
     finding = found(times_of(dataloader=300, forward=100), stacks=stacks)
     assert (finding.locations[0].function, finding.locations[0].is_exact) == ("get", True)
@@ -442,14 +442,14 @@ def test_the_line_is_one_of_the_part_and_not_of_another():
     assert not found(times_of(dataloader=300, forward=100), stacks=few).locations[0].is_exact
 
 
-def test_a_device_that_was_never_read_or_no_run_at_all_is_no_error():
+def test_missing_device_times_or_runs_are_no_error():
     for times in (times_of(forward=400, device_ms={}), times_of(num_runs=0, forward=400)):
         assert found(times).action
         [table] = tables_of(steps_of(forward=10, validation=[0] * 18 + [200, 200]), validation=times)
         assert table.rows
 
 
-def test_several_ranks_wait_for_each_other_where_metrics_are_put_together():
+def test_ranks_wait_for_each_other_at_metrics():
     steps = steps_of(forward=10, validation=20)
     for num_ranks in (1, 2):
         analysis = analysis_of(steps, validation=times_of(epoch_end=400), world_size=num_ranks)
@@ -458,16 +458,16 @@ def test_several_ranks_wait_for_each_other_where_metrics_are_put_together():
 
 
 @pytest.mark.parametrize("part", [part.key for part in PARTS])
-def test_every_part_has_its_advice_but_the_loop(part):
+def test_every_part_but_loop_has_advice(part):
     finding = found(times_of(**{part: 400}))
     assert (finding.title == validation_share.title) == (part == "other")
     assert finding.action
 
 
-def test_what_is_known_of_validation_is_said():
+def test_missing_validation_is_explained():
     steps = steps_of(forward=10)
     assert analysis_of(steps).why_not(Facts.validation) == "no validation ran in this fit"
-    assert tables_of(steps) == []  # it is no lack of anything
+    assert tables_of(steps) == []  # nothing is missing
     older = analysis_of(steps_of(forward=10, validation=3)).why_not(Facts.validation)
     assert "older version" in older
     assert "hooks" in analysis_of(steps_of(forward=10, validation=None)).why_not(Facts.validation)
@@ -479,8 +479,8 @@ def tables_of(steps: Any, **info: Any) -> list[Any]:
     return [one for one in build_report(analysis_of(steps, **info)).tables if one.id == "validation"]
 
 
-def test_shares_by_batch_and_by_validation():
-    """3 validations of 4 batches: 120 ms of fetches are 10 ms a batch, 40 ms a validation, 80% of 150 ms."""
+def test_times_per_batch_and_per_validation():
+    """3 validations of 4 batches: 120 ms of fetches are 10 ms per batch, 40 per validation, 80% of 150 ms."""
     split = analysis_of(
         steps_of(forward=10), validation=times_of(num_runs=3, dataloader=120, forward=30)
     ).validation
@@ -493,8 +493,8 @@ def test_shares_by_batch_and_by_validation():
 @pytest.mark.parametrize(
     ("batches", "status"), [(8, Status.FOUND), (2, Status.CLEAN), (None, Status.NOT_EVALUATED)]
 )
-def test_a_sanity_check_over_all_of_it(batches, status):
-    """A batch takes 400 / 8 ms, and 20 steps 600 ms: 8 of them are 400 ms."""
+def test_long_sanity_check_is_found(batches, status):
+    """A batch takes 400 / 8 ms, so 8 batches take 400 ms; the 20 steps take 600 ms."""
     steps = steps_of(forward=10, validation=[0] * 18 + [200, 200])
     setup = replace(SETUP, num_sanity_batches=batches)
     finding = only(
@@ -507,8 +507,8 @@ def test_a_sanity_check_over_all_of_it(batches, status):
 
 
 @pytest.mark.parametrize("validation", [None, times_of(forward=400)])
-def test_a_sanity_check_that_was_measured(validation):
-    """90 ms of 600 ms, whatever a batch of the fit takes."""
+def test_measured_sanity_check_is_found(validation):
+    """90 of 600 ms, whatever a batch takes during fit."""
     check = ActionTime(action="sanity_check", calls=1, total_ns=90 * MS, after_ns=0)
     analysis = analysis_of(
         steps_of(forward=30),

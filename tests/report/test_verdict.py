@@ -1,4 +1,4 @@
-"""The verdict on runs made by hand: each kind, its threshold, and what goes before what."""
+"""Verdicts on hand-made runs: each kind, its threshold and its precedence."""
 
 from __future__ import annotations
 
@@ -32,30 +32,30 @@ def verdict(steps, **kwargs):
 @pytest.mark.parametrize(
     ("wait_ms", "kind"), [(4, "balanced"), (19.9, "balanced"), (20, "input_bound"), (90, "input_bound")]
 )
-def test_input_bound_from_a_fifth(wait_ms, kind):
+def test_input_bound_from_20_percent(wait_ms, kind):
     found = verdict(steps_of(forward=100 - wait_ms, dataloader=wait_ms))
     assert (found.kind, found.accounted_ratio) == (kind, 1.0)
 
 
-def test_the_number_is_in_the_sentence():
+def test_summary_contains_share():
     assert (
         verdict(steps_of(forward=15, dataloader=5)).summary == "25% of each step is spent waiting for data."
     )
 
 
 @pytest.mark.parametrize(("logging_ms", "kind"), [(14.9, "balanced"), (15, "overhead_bound")])
-def test_overhead_bound_from_15_of_100(logging_ms, kind):
+def test_overhead_bound_from_15_percent(logging_ms, kind):
     assert verdict(steps_of(forward=100 - logging_ms, logging=logging_ms)).kind == kind
 
 
 def test_overheads_add_up():
-    """Three times 6%: each is a warning, together they bind."""
+    """Each of three overheads of 6% is a warning; together they decide the verdict."""
     steps = steps_of(forward=82, logging=6, transfer=6, lr_scheduler=6)
     assert verdict(steps).kind == "overhead_bound"
 
 
-def test_what_is_too_short_to_matter_binds_nothing():
-    """A tiny model, of which Lightning's own work is more than half."""
+def test_very_short_overheads_do_not_decide_verdict():
+    """With a tiny model, Lightning's own work is more than half of the step."""
     steps = steps_of(forward=0.2, dataloader=0.1, logging=0.1, other=0.2)
     found = verdict(steps)
     assert found.kind == "compute_bound"
@@ -64,8 +64,8 @@ def test_what_is_too_short_to_matter_binds_nothing():
     assert found.accounted_ratio == pytest.approx(2 / 3)
 
 
-def test_callbacks_outside_of_steps_bind():
-    """20 steps of 10 ms, and 100 ms at the end of the epoch."""
+def test_callbacks_outside_steps_decide_verdict():
+    """20 steps of 10 ms, then 100 ms at the end of the epoch."""
     callbacks = (CallbackTime(callback="Slow", hook="on_train_epoch_end", calls=1, total_ns=100 * MS),)
     steps = steps_of(forward=10)
     assert (
@@ -74,25 +74,25 @@ def test_callbacks_outside_of_steps_bind():
     )
 
 
-def test_host_bound_by_the_step_s_own_code():
+def test_step_code_makes_run_host_bound():
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
     assert verdict(steps_of(forward=10), cost=cost).kind == "host_bound"
 
 
-def test_the_largest_share_wins():
+def test_largest_share_wins():
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 3, 0))
     assert verdict(steps_of(forward=10, dataloader=8), cost=cost).kind == "input_bound"
     assert verdict(steps_of(forward=13, dataloader=8), cost=cost).kind == "host_bound"
 
 
-def test_a_rule_that_speaks_for_a_verdict():
-    """The time of any rule's findings counts for the verdict that it names."""
+def test_rule_counts_for_verdict_it_names():
+    """The time of a rule's findings counts for the verdict in the rule's ``bound``."""
     syncs = replace(slow_logger, bound="sync_bound")
     found, _ = diagnose(analysis_of(steps_of(forward=10, logging=10)), [syncs])
     assert found.summary == "50% of each step is spent waiting for values from the GPU."
 
 
-# What cannot be told
+# Too little data
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_rule_that_speaks_for_a_verdict():
         (steps_of(forward=5, dataloader=None), "Phases were read from hooks"),
     ],
 )
-def test_cannot_tell(steps, reason):
+def test_cannot_tell_gives_reason(steps, reason):
     found, findings = diagnose(analysis_of(steps))
     assert found.kind == "cannot_tell"
     assert reason in found.summary
@@ -113,7 +113,7 @@ def test_cannot_tell(steps, reason):
 
 
 def test_no_severity_below_90_percent():
-    """Logging would be critical; it is named all the same."""
+    """Logging would be critical; it's still listed."""
     found, findings = diagnose(analysis_of(steps_of(forward=5, logging=5, other=2)))
     assert (found.kind, found.accounted_ratio) == ("cannot_tell", pytest.approx(10 / 12))
     assert [(one.kind, one.severity) for one in findings if one.status is Status.FOUND] == [
@@ -122,7 +122,7 @@ def test_no_severity_below_90_percent():
 
 
 @pytest.mark.parametrize(("other", "kind"), [(1, "balanced"), (2, "compute_bound"), (2.1, "cannot_tell")])
-def test_95_percent_are_balanced_and_90_are_enough_to_judge(other, kind):
+def test_balanced_from_95_percent_and_judged_from_90(other, kind):
     assert verdict(steps_of(forward=20 - other, other=other)).kind == kind
 
 
@@ -134,14 +134,14 @@ def test_95_percent_are_balanced_and_90_are_enough_to_judge(other, kind):
         ({"forward": 3, "dataloader": 3.9, "callbacks": 3.5, "checkpoint": 3.2}, "input_bound"),
     ],
 )
-def test_a_step_of_which_less_than_half_is_the_model_is_not_balanced(phases, kind):
-    """The rules' findings don't count here, so no bound is reached: the largest part is named."""
+def test_step_with_less_than_half_model_is_not_balanced(phases, kind):
+    """Without findings no bound is reached, so the largest part decides."""
     facts = analysis_of(steps_of(**phases))
     found = give_verdict(facts, (), (), account(facts))
     assert found.kind == kind
 
 
-# A device
+# GPU runs
 
 
 EMPTY = TraceFacts(make_trace([]))
@@ -149,7 +149,7 @@ WINDOW = Window(index=0, first_step=0, last_step=0)
 
 
 def trace(host_waits=None, **shares):
-    """A window's trace, as far as the verdict looks at it."""
+    """The parts of a window's trace that the verdict uses."""
     parts = tuple(round(shares.get(name, 0) * 100) for name in STEP_CATEGORIES)
     assert sum(parts) == 100
     works = sum(round(100 * shares.get(name, 0)) for name in ("kernel", "memcpy", "memset", "communication"))
@@ -185,19 +185,19 @@ def on_device(steps, window=None, **known):
         ({"kernel": 0.71, "communication": 0.14, "other": 0.15}, "balanced"),
     ],
 )
-def test_what_a_window_says_of_the_device(shares, kind):
+def test_window_shares_decide_verdict(shares, kind):
     assert on_device(steps_of(forward=10, backward=10), trace(**shares)).kind == kind
 
 
-def test_a_busy_device_goes_before_what_the_host_waits_for():
-    """While the device works, nothing that the host does costs time."""
+def test_busy_device_precedes_cpu_overheads():
+    """While the GPU is busy, CPU work costs no time."""
     steps = steps_of(forward=10, logging=10)
     assert on_device(steps, trace(kernel=0.9, other=0.1)).kind == "device_bound"
     assert on_device(steps, trace(kernel=0.6, other=0.4)).kind == "overhead_bound"
 
 
 def waits_of(*waits, late=0.0, launch=None, wait_of=None):
-    """Steps of 100 ms; each wait is (phase, share saved), and the host waits twice as long."""
+    """Steps of 100 ms; each wait is (phase, share saved), and the CPU waits twice as long."""
     return HostWaits(
         num_steps=1,
         steps_ns=100 * MS,
@@ -252,67 +252,67 @@ def verdict_of_waits(waits, steps=None, **shares):
         ),
         (waits_of(("forward", 0.14)), {"kernel": 0.8, "runtime": 0.2}, "balanced", ""),
         (waits_of(late=0.29), {"kernel": 0.7, "cpu_exec": 0.3}, "balanced", ""),
-        # Two of them: the larger one, and each only its own part of the idle time.
+        # With both, the larger one decides, and each counts only its own part of the idle time.
         (waits_of(("forward", 0.35), late=0.31), {"kernel": 0.3, "runtime": 0.7}, "sync_bound", "35%"),
         (waits_of(("forward", 0.31), late=0.35), {"kernel": 0.3, "runtime": 0.7}, "host_bound", "35%"),
-        # Two lines that wait add up.
+        # Waits in two phases add up.
         (
             waits_of(("forward", 0.1), ("backward", 0.1)),
             {"kernel": 0.8, "runtime": 0.2},
             "sync_bound",
             "20%",
         ),
-        # Late in callbacks, say: it launches nothing, but from half of the time on that does not matter.
+        # The CPU is late without launching, e.g. in callbacks; from half of the time on that doesn't matter.
         (waits_of(late=0.5, launch=0.05), {"kernel": 0.5, "cpu_exec": 0.5}, "host_bound", "50%"),
         (waits_of(late=0.49, launch=0.05), {"kernel": 0.5, "cpu_exec": 0.5}, "balanced", ""),
-        # Half of the time the host is busy while the device is idle, yet work was queued.
+        # Half of the time the CPU is busy and the GPU idle, yet work was queued.
         (waits_of(late=0.1), {"kernel": 0.4, "cpu_exec": 0.6}, "cannot_tell", "The GPU is busy in 40%"),
     ],
 )
-def test_what_waits_and_launches_say(waits, shares, kind, begins):
+def test_waits_and_launches_decide_verdict(waits, shares, kind, begins):
     found = verdict_of_waits(waits, **shares)
     assert found.kind == kind
     assert begins in found.summary
 
 
-def test_a_logger_that_reads_values_is_no_work_of_the_logger():
-    """Logging takes 40% of the host's time, all of it waiting; the device is idle for 20% after that."""
+def test_logger_waiting_for_gpu_is_not_overhead():
+    """Logging takes 40% of the step, all of it waiting; after that the GPU is idle for 20%."""
     steps = steps_of(forward=60, logging=40)
     waits = waits_of(("logging", 0.2), wait_of=0.4)
     found = verdict_of_waits(waits, steps, kernel=0.8, runtime=0.2)
     assert (found.kind, found.summary.split()[3]) == ("sync_bound", "20%")
-    # The same wait while the device is busy costs nothing, and is no overhead either.
+    # The same wait while the GPU is busy costs nothing and isn't overhead.
     free = waits_of(("logging", 0.0), wait_of=0.4)
     assert verdict_of_waits(free, steps, kernel=0.8, runtime=0.2).kind == "balanced"
-    # With nothing to wait for it is the logger's own.
+    # Without waits it's the logger's own time.
     assert verdict_of_waits(waits_of(), steps, kernel=0.8, runtime=0.2).kind == "overhead_bound"
 
 
-def test_waiting_for_a_copy_of_pageable_memory_is_the_transfer_s_own_time():
-    """As recorded on an H100: the transfer takes 86% of a step, of which copies fill 81% on the device."""
+def test_pageable_copy_wait_is_transfer_time():
+    """As recorded on an H100: transfer takes 86% of a step, and copies on the GPU take 81%."""
     steps = steps_of(transfer=86, forward=14)
     waits = waits_of(("transfer", 0.14), wait_of=0.83)
     found = verdict_of_waits(waits, steps, kernel=0.03, memcpy=0.81, runtime=0.16)
     assert found.kind == "overhead_bound"
     assert "is spent in transfer" in found.summary
-    # While kernels run, the same wait is for them.
+    # While kernels run, the same wait is for the kernels.
     assert verdict_of_waits(waits, steps, kernel=0.83, memcpy=0.01, runtime=0.16).kind == "balanced"
 
 
-def test_the_same_idle_time_seen_by_both_clocks_counts_once():
-    """The forward's own code takes 25% by the host's clock; the device is idle for 35% of the time."""
+def test_idle_time_seen_by_both_clocks_counts_once():
+    """By the CPU clock, forward's own code takes 25%; the GPU is idle for 35% of the time."""
     cost = cost_of(("", 10, 0, 0), ("layer", 10, 75, 0))
     steps = steps_of(forward=100)
     found = on_device(steps, trace(waits_of(late=0.35), kernel=0.65, cpu_exec=0.35), cost=cost)
     assert (found.kind, found.summary.split()[3]) == ("host_bound", "35%")
-    # A tenth of a step of it is the wait, which is not the code's.
+    # The wait is a tenth of the step and isn't the code's own time.
     waits = waits_of(("forward", 0.1))
     assert on_device(steps, trace(waits, kernel=0.8, cpu_exec=0.2), cost=cost).kind == "balanced"
     assert on_device(steps, trace(waits_of(), kernel=0.8, cpu_exec=0.2), cost=cost).kind == "host_bound"
 
 
-def test_a_window_s_share_is_taken_of_a_step_without_profiler():
-    """Half of the recorded step of 100 ms is saved; the others take 20 ms."""
+def test_window_share_applies_to_step_without_profiler():
+    """The fix saves half of the recorded step of 100 ms; other steps take 20 ms."""
     window = trace(waits_of(("forward", 0.5)), kernel=0.5, runtime=0.5)
     steps = steps_of(forward=20)
     run = analysis_of(steps, device_type="cuda", windows=(WINDOW,), facts={0: window})
@@ -321,20 +321,20 @@ def test_a_window_s_share_is_taken_of_a_step_without_profiler():
     assert found.summary.startswith("The GPU spends 50%")
 
 
-def test_without_a_window_nobody_knows_the_device():
+def test_no_device_verdict_without_window():
     assert on_device(steps_of(forward=20)).kind == "cannot_tell"
-    # The wait for batches is measured on the device as well.
+    # Waiting for data is also measured on a GPU.
     assert on_device(steps_of(forward=10, dataloader=10)).kind == "input_bound"
 
 
-def test_every_saved_setup_reads_back(tmp_path):
+def test_saved_setup_reads_back(tmp_path):
     record = RankRecord(rank=0, steps=steps_of(3, forward=5), setup=SETUP)
     save_run(Run(info=RunInfo(created="now"), ranks=(record,)), tmp_path / "run.json")
     assert load_run(tmp_path).ranks[0].setup == SETUP
 
 
 def says(severity, saving, bound=None):
-    """A rule that finds what it is told to find."""
+    """A rule with a fixed finding."""
     return Rule(
         kind=f"says {bound}",
         title="Says",
@@ -347,7 +347,7 @@ def says(severity, saving, bound=None):
 
 
 def test_findings_are_ranked_by_severity_then_time():
-    """A critical one of 3 ms is above a warning of 5 ms; hints are last. An unknown time is the median."""
+    """Critical 3 ms ranks above a warning of 5 ms, and hints are last. Unknown time ranks as the median."""
     critical, warning, hint = Severity.CRITICAL, Severity.WARNING, Severity.INFO
     expected = [(critical, 3 * MS), (critical, None), (warning, 5 * MS), (warning, None), (warning, 3 * MS)]
     expected += [(hint, 9 * MS), (hint, None)]
@@ -356,8 +356,8 @@ def test_findings_are_ranked_by_severity_then_time():
     assert [(one.severity, one.saving_ns_per_step) for one in found] == expected
 
 
-def test_the_first_finding_is_of_what_the_verdict_names():
-    """INPUT-BOUND by a warning of 30 ms: it stands above a critical finding of something else."""
+def test_first_finding_supports_verdict():
+    """The verdict is INPUT-BOUND by a warning of 30 ms, which ranks above an unrelated critical finding."""
     rules = [
         says(Severity.CRITICAL, 20 * MS),
         says(Severity.WARNING, 2 * MS, "input_bound"),

@@ -1,4 +1,4 @@
-"""Two windows side by side: by hand, on generated steps, and on real traces that others measured."""
+"""Window comparison: hand-made and generated steps, and real traces with reference measurements."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = ("old", "new")
 
 
 def breakdown(*steps, has_device=True):
-    """Of steps that are given as the time of each category."""
+    """Breakdown of steps given as the time of each category."""
     return StepBreakdown(
         steps=tuple(
             StepParts(number=number, total_ns=sum(parts), parts_ns=tuple(parts))
@@ -38,7 +38,7 @@ def breakdown(*steps, has_device=True):
 
 
 def window(*ranks, findings=(), num_traces=0):
-    """The report of a window with the step time breakdown of these ranks."""
+    """Report of a window with the step time breakdown of these ranks."""
     return Report(
         title="t",
         facts=(),
@@ -64,8 +64,8 @@ def step_rows(report):
 # By hand
 
 
-def test_what_changed_most_is_said_first():
-    """Steps of 100 and 120 ms become one of 60 and one of 80: the dataloader loses 45, the host wins 5."""
+def test_title_names_largest_change():
+    """Steps of 100 and 120 ms become 60 and 80 ms: the dataloader takes 45 ms less, the host 5 ms more."""
     before = window(breakdown(parts(kernel=50, dataloader=50), parts(kernel=50, dataloader=70)))
     after = window(
         breakdown(parts(kernel=50, dataloader=5, cpu_exec=5), parts(kernel=50, dataloader=25, cpu_exec=5))
@@ -98,7 +98,7 @@ def test_one_step_has_no_spread():
     assert "isn't known for both sides" in report.notes[0]
 
 
-def test_several_ranks_have_means_and_no_steps():
+def test_several_ranks_are_compared_by_means():
     one, other = breakdown(parts(kernel=2), parts(kernel=4)), breakdown(parts(kernel=6), parts(kernel=8))
     report = compare_windows(window(one, other), window(one), NAMES)
     assert report.title == "step 5 → 3 ms (-40%); largest change: Kernel -2 ms"
@@ -106,7 +106,7 @@ def test_several_ranks_have_means_and_no_steps():
     assert step_rows(report)["Kernel"][-4:] == (None, None, 2 * MS, 4 * MS)
 
 
-def test_what_a_side_cannot_tell_is_no_difference():
+def test_category_missing_on_one_side_has_no_difference():
     before = window(breakdown(parts(cpu_exec=7), has_device=False))
     after = window(breakdown(parts(cpu_exec=1, kernel=3)))
     report = compare_windows(before, after, NAMES)
@@ -116,14 +116,14 @@ def test_what_a_side_cannot_tell_is_no_difference():
     assert note.startswith("One side doesn't record Kernel, Memcpy, Memset,")
 
 
-def test_nothing_changed():
+def test_identical_windows_show_no_change():
     one = window(breakdown(parts(kernel=2)))
     report = compare_windows(one, one, NAMES)
     assert report.title == "step 2 → 2 ms (0%)"
     assert [one.id for one in report.tables] == ["comparison_steps", "comparison_findings"]
 
 
-def test_without_steps():
+def test_missing_steps_are_explained():
     known = window(breakdown(parts(kernel=2)))
     none = Report(title="t", facts=(), tables=(), notes=())
     report = compare_windows(known, none, NAMES)
@@ -137,14 +137,14 @@ def test_without_steps():
     )
 
 
-def test_other_devices_and_other_numbers_of_traces_are_noted():
+def test_different_trace_counts_are_noted():
     one = window(breakdown(parts(kernel=2)), num_traces=1)
     two = window(breakdown(parts(kernel=2)), num_traces=2)
     assert "Different numbers of traces: 1 before, 2 after." in compare_windows(one, two, NAMES).notes
     assert len(compare_windows(one, one, NAMES).notes) == 1
 
 
-def test_findings():
+def test_fixed_finding_is_removed():
     found = Finding(
         kind="input_bound",
         status=Status.FOUND,
@@ -172,7 +172,7 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(STEPS, STEPS)
-def test_differences_sum_to_that_of_the_step(first, second):
+def test_category_differences_sum_to_step_difference(first, second):
     report = compare_windows(window(breakdown(*first)), window(breakdown(*second)), NAMES)
     rows = step_rows(report)
     step = rows.pop("Step")
@@ -202,8 +202,8 @@ def resnets():
     return [analyze_files([real_file(name)]) for name in workers]
 
 
-def test_workers_against_the_removed_plugin(resnets):
-    """Every part of the mean step of both is what torch_tb_profiler says."""
+def test_worker_comparison_matches_removed_plugin(resnets):
+    """Every category of both mean steps matches torch_tb_profiler."""
     report = compare_windows(*resnets, ("0 workers", "4 workers"))
     assert report.title == "step 177.6 → 141.1 ms (-21%); largest change: DataLoader -58.1 ms"
     rows = step_rows(report)
@@ -223,8 +223,8 @@ def test_workers_against_the_removed_plugin(resnets):
     assert sum(row[2] for part, row in rows.items() if part != "Step") == pytest.approx(rows["Step"][2])
 
 
-def test_the_tables_of_workers(resnets):
-    """Both windows have 6 steps: the differences are a sixth of those of the sums in the reports."""
+def test_worker_comparison_has_tables_per_step(resnets):
+    """Both windows have 6 steps, so each figure is a sixth of the sum in its report."""
     report = compare_windows(*resnets, ("0 workers", "4 workers"))
     ids = [one.id for one in report.tables]
     assert {"device_usage_changes", "operators_changes", "kernels_changes", "copies_changes"} < {*ids}
@@ -242,8 +242,8 @@ def test_the_tables_of_workers(resnets):
     assert render_text(report).startswith(report.title)
 
 
-def test_ranks_of_a_job_beside_one_of_them():
-    """Sums over two ranks are divided by the steps of both: the same job per step, about."""
+def test_two_ranks_and_one_rank_compare_per_step():
+    """Sums over two ranks are divided by the steps of both, so the job takes about as long per step."""
     files = [real_file(f"sampled_2rank_rank{rank}") for rank in (0, 1)]
     pooled, alone = analyze_files(files), analyze_files(files[:1])
     report = compare_windows(pooled, alone, ("both", "rank 0"))
@@ -262,7 +262,7 @@ def test_ranks_of_a_job_beside_one_of_them():
     assert step[at["after"]] == pytest.approx(sum(walls[0]) / len(walls[0]) * 1000)
 
 
-def test_traces_of_different_devices():
+def test_different_devices_show_no_speedup():
     names = ("v100_resnet50_workers0", "a100_nccl")
     report = compare_windows(*(analyze_files([real_file(name)]) for name in names), names)
     assert report.facts[0][0] == "Warning"
@@ -271,8 +271,8 @@ def test_traces_of_different_devices():
     assert "%" not in report.title
 
 
-def test_a_trace_without_steps_says_what_its_step_is(resnets):
-    """Its operators from the first to the last count as one step, as in all tables of traces."""
+def test_trace_without_steps_explains_its_step(resnets):
+    """The span from its first to its last operator counts as one step, as in every trace table."""
     whole = analyze_files([real_file("a100_alexnet")])
     report = compare_windows(resnets[0], whole, NAMES)
     assert dict(report.facts)["After"] == "new (1 step)"

@@ -1,4 +1,4 @@
-"""The lanes of DataLoader workers: batches at known times by another clock, and the steps that used them."""
+"""Lanes of DataLoader workers: batches at known times on another clock, and the steps that used them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def drawn(*loaders, **kwargs):
 
 
 def lanes(found):
-    """(lane, depth, name, begin, end in microseconds) of what workers did."""
+    """(lane, depth, name, start, end in microseconds) of the workers' slices."""
     return [
         (found.lanes[lane].label, depth, found.names[name], begin / 1000, (begin + duration) / 1000)
         for lane, depth, name, begin, duration in zip(
@@ -56,7 +56,7 @@ def lanes(found):
 
 
 def arrows(found):
-    """(batch, begin of the fetch that got it in microseconds)."""
+    """(batch, start of the fetch that got it in microseconds)."""
     ends = []
     for place in np.flatnonzero(found.launch >= 0).tolist():
         batch = int(found.launch[place])
@@ -68,7 +68,7 @@ def arrows(found):
 
 
 def details(found):
-    """Name of a batch → lines that are known of it."""
+    """Detail lines by batch name."""
     return {
         found.names[name]: found.details[detail].splitlines()
         for lane, depth, name, detail in zip(
@@ -78,8 +78,8 @@ def details(found):
     }
 
 
-def test_batches_stand_where_they_were_made():
-    """The least of the readings was 3 us late, so all is 3 us early: so well are the clocks known."""
+def test_batches_are_placed_where_they_were_made():
+    """The best clock reading was 3 us late, so all slices are 3 us early; clocks aren't known better."""
     found = drawn(
         loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 15_503), (0, 8, 12_003, 20_003, 20_003))
     )
@@ -88,7 +88,7 @@ def test_batches_stand_where_they_were_made():
         ("worker 0", 0, "batch 8", 12_000, 20_000),
         ("worker 0", 1, "samples", 1_000, 8_000),
         ("worker 0", 1, "collate", 8_000, 9_000),
-        ("worker 0", 1, "samples", 12_000, 20_000),  # and collating took no time
+        ("worker 0", 1, "samples", 12_000, 20_000),  # collating took no time
         ("worker 1", 0, "batch 7", 2_000, 15_500),
         ("worker 1", 1, "samples", 2_000, 15_000),
         ("worker 1", 1, "collate", 15_000, 15_500),
@@ -102,7 +102,7 @@ def test_batches_stand_where_they_were_made():
     assert arrows(unpack_timeline(pack_timeline(found))) == arrows(found)
 
 
-def test_an_arrow_leads_from_a_batch_to_the_fetch_of_its_step():
+def test_arrow_links_batch_to_fetch_of_its_step():
     found = drawn(
         loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 15_503), (0, 8, 12_003, 20_003, 20_003))
     )
@@ -113,7 +113,7 @@ def test_an_arrow_leads_from_a_batch_to_the_fetch_of_its_step():
     assert known["batch 8"][2:] == ["the worker waited 3.00 ms before this batch"]
 
 
-def test_the_lanes_stand_below_those_of_a_device_and_the_critical_path():
+def test_worker_lanes_come_last():
     more = [
         event("cuda_runtime", "cudaLaunchKernel", 4_000, 4_010, correlation=1),
         event("kernel", "gemm", 4_100, 8_900, 7, 0, device=0, stream=7, correlation=1),
@@ -138,7 +138,7 @@ def test_the_lanes_stand_below_those_of_a_device_and_the_critical_path():
     check_timeline(pack_timeline(found))
 
 
-def test_what_reaches_out_of_the_trace_is_cut_and_what_is_outside_of_it_is_left_out():
+def test_batches_are_clipped_to_trace():
     found = drawn(
         loader((0, 3, -9_000, -8_000, -7_000), (0, 5, -5_000, -1_000, 1_003), (1, 9, 25_003, 33_000, 34_000),
                (0, 10, 31_000, 32_000, 33_000))
@@ -153,14 +153,14 @@ def test_what_reaches_out_of_the_trace_is_cut_and_what_is_outside_of_it_is_left_
     assert details(found)["batch 9"][-1] == "ends after the trace"
 
 
-def test_batches_of_one_number_in_two_epochs_go_to_the_first_step_that_can_have_had_them():
+def test_repeated_batch_numbers_go_to_first_possible_step():
     found = drawn(loader((0, 0, 100, 200, 300), (1, 1, 100, 8_000, 9_000), (0, 0, 5_000, 15_000, 16_000)),
                   in_epoch=(0, 1, 0))  # fmt: skip
     assert arrows(found) == [("batch 0", 100), ("batch 1", 10_100), ("batch 0", 20_100)]
 
 
-def test_a_batch_that_was_ready_too_late_for_its_step_has_no_arrow():
-    """As with the second of two loaders of which one follows the other."""
+def test_batch_ready_too_late_has_no_arrow():
+    """This happens with the second of two loaders that run one after the other."""
     found = drawn(loader((0, 5, 100, 9_000, 9_500)))
     assert len(lanes(found)) == 3
     assert arrows(found) == []
@@ -171,7 +171,7 @@ def test_steps_that_fetch_twice_have_no_arrows():
     assert (len(lanes(found)), arrows(found)) == (3, [])
 
 
-def test_of_several_loaders_the_batch_that_was_ready_last_is_at_the_arrow():
+def test_arrow_starts_at_last_ready_batch_of_several_loaders():
     early, late = (0, 6, 100, 5_000, 6_000), (0, 6, 200, 7_000, 8_000)
     for first, second in ((early, late), (late, early)):
         found = drawn(loader(first), loader(second, number=1))
@@ -184,7 +184,7 @@ def test_of_several_loaders_the_batch_that_was_ready_last_is_at_the_arrow():
         assert end_ns == (8_000 - 3) * 1000
 
 
-def test_clocks_that_do_not_agree_give_no_lanes_and_a_reason():
+def test_clock_mismatch_gives_reason_instead_of_lanes():
     found = drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 204))
     assert lanes(found) == []
     assert [note for note in found.notes if "worker" in note] == [
@@ -194,7 +194,7 @@ def test_clocks_that_do_not_agree_give_no_lanes_and_a_reason():
     assert len(lanes(drawn(loader((0, 6, 1_000, 8_000, 9_000)), late_us=(3, 203)))) == 3
 
 
-def test_readings_that_come_late_now_and_then_do_no_harm():
+def test_occasional_late_clock_readings_are_harmless():
     trace = window(loader((0, 6, 1_003, 8_003, 9_003)))
     marks = trace.metadata[TRACE_METADATA_KEY]["step_marks"]
     marks[0][1] += 50_000_000
@@ -202,7 +202,7 @@ def test_readings_that_come_late_now_and_then_do_no_harm():
     assert lanes(timeline_of(trace))[0][3:] == (1_000, 9_000)
 
 
-def test_nothing_is_said_of_workers_where_nothing_was_noted():
+def test_no_records_give_no_lanes_and_no_note():
     for trace in (window(workers=[]), make_trace([event("cpu_op", "aten::mm", 0, 5)])):
         found = timeline_of(trace)
         assert (lanes(found), [note for note in found.notes if "worker" in note]) == ([], [])
@@ -224,25 +224,25 @@ GOOD = msgspec.to_builtins(batches((0, 6, 1_000, 8_000, 9_000)))
         {"workers": [[0, GOOD]], "recorded_steps": ["20"]},
     ],
 )  # fmt: skip
-def test_damage_is_a_note(changes):
+def test_damaged_records_are_noted(changes):
     found = find_worker_batches(build_timeline(window(**changes)))
     assert len(found) == 0
     assert "damaged" in found.problem
 
 
-def test_numbers_that_no_clock_has_do_no_harm():
+def test_impossible_times_are_harmless():
     largest = 2**62
     huge = GOOD | {"begin_ns": [-largest], "fetched_ns": [largest], "ready_ns": [largest]}
     check_timeline(pack_timeline(timeline_of(window(workers=[[0, huge]]))))
 
 
-def test_why_workers_could_not_be_read_is_a_note():
+def test_unreadable_workers_are_noted():
     found = timeline_of(window(workers="what they made could not be read: OSError"))
     assert found.notes[-1] == "No lanes for DataLoader workers: what they made could not be read: OSError."
 
 
-def test_a_window_notes_where_its_steps_are_on_the_clock(tmp_path):
-    """In a fit of epochs of 7 batches; the second epoch begins in the window."""
+def test_window_records_step_times(tmp_path):
+    """Epochs have 7 batches, and the second epoch starts in the window."""
     callback = run_fit(tmp_path, active=6, wait=2, trainer={"max_epochs": 2, "limit_train_batches": 7})
     (one,) = windows_of(callback)
     noted = trace_of(tmp_path, one).metadata[TRACE_METADATA_KEY]
@@ -253,8 +253,8 @@ def test_a_window_notes_where_its_steps_are_on_the_clock(tmp_path):
 
 
 @pytest.mark.parametrize("with_stack", [False, True])
-def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monkeypatch, with_stack):
-    """Each training step is told as if a worker had made a batch in it; the slice must lie in its forward."""
+def test_batches_made_during_window_are_placed_correctly(tmp_path, monkeypatch, with_stack):
+    """Each training step is recorded as a worker's batch, whose slice must lie within the step's forward."""
     rows, asked = [], []
 
     def at_batch(batch_idx):
@@ -288,7 +288,7 @@ def test_what_is_made_while_a_window_records_is_where_it_was_made(tmp_path, monk
 
 
 class Slow(Numbers):
-    """Each sample takes 2 ms; its first number says which one it is."""
+    """Each sample takes 2 ms and contains its index."""
 
     def __getitem__(self, index):
         time.sleep(0.002)
@@ -296,7 +296,7 @@ class Slow(Numbers):
 
 
 class SlowStream(IterableDataset):
-    """The same, of which every second batch comes from each of two workers."""
+    """The same samples; two workers make alternate batches."""
 
     def __iter__(self):
         samples = Slow(48)
@@ -305,7 +305,7 @@ class SlowStream(IterableDataset):
 
 
 class Had(Net):
-    """Notes which samples each batch began with."""
+    """Records the first sample of each batch."""
 
     def __init__(self):
         super().__init__()
@@ -318,8 +318,8 @@ class Had(Net):
 
 @pytest.mark.parametrize("with_stack", [False, True])
 @pytest.mark.parametrize("is_iterable", [False, True])
-def test_a_fit_with_workers_has_their_batches_and_the_steps_that_used_them(tmp_path, with_stack, is_iterable):
-    """Two epochs of 12 batches of 4 samples, the second begins in the window."""
+def test_fit_records_worker_batches_and_their_steps(tmp_path, with_stack, is_iterable):
+    """Two epochs of 12 batches of 4 samples; the second starts in the window."""
     module = Had()
     data = DataLoader(SlowStream() if is_iterable else Slow(48), batch_size=4, num_workers=2)
     callback = make_callback(tmp_path, active=10, wait=4, with_stack=with_stack)

@@ -1,4 +1,4 @@
-"""What the report says of workers: tables, the flame graph and the finding, of records made by hand."""
+"""Worker tables, flame graph and finding, from hand-made records."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ CROP, BLUR, FLIP = (
 
 
 def stacks(**samples):
-    """So many samples of 5 ms each in each transform."""
+    """This many samples of 5 ms in each transform."""
     frames = {"crop": CROP, "blur": BLUR, "flip": FLIP}
     return StackSamples(
         frames=(GET, COMPOSE, *frames.values()),
@@ -137,8 +137,8 @@ def cells(one, key):
 # Tables
 
 
-def test_calls_with_their_shares_of_the_workers_time():
-    """The workers made batches for 500 + 120 + 300 + 80 = 1000 ms."""
+def test_calls_show_shares_of_worker_time():
+    """The workers made batches during 500 + 120 + 300 + 80 = 1000 ms."""
     one = table(report_of(LOADER), "worker_transforms")
     assert cells(one, "name") == ["Images.__getitem__", "Compose", "Crop", "Blur", "collate"]
     assert one.depths == (0, 1, 2, 2, 0)
@@ -157,7 +157,7 @@ def test_calls_with_their_shares_of_the_workers_time():
     assert one.notes == ("Paths of your files are relative to /home/me.",)
 
 
-def test_transforms_that_were_not_measured_are_dashes_with_the_reason():
+def test_unmeasured_transforms_are_dashes_with_reason():
     small = replace(LOADER, calls=(*LOADER.calls[:3], call("Flip", "transform", 2, 0, None), LOADER.calls[4]))
     one = table(report_of(small), "worker_transforms")
     row = dict(zip([column.key for column in one.columns], one.rows[3], strict=True))
@@ -168,7 +168,7 @@ def test_transforms_that_were_not_measured_are_dashes_with_the_reason():
     assert one.notes[-1].startswith("Transforms have no times because there are too few samples")
 
 
-def test_each_worker():
+def test_each_worker_has_a_row():
     one = table(report_of(LOADER), "workers")
     assert cells(one, "name") == ["worker 0", "worker 1"]
     assert cells(one, "fetch_ns") == [500 * MS, 300 * MS]
@@ -177,13 +177,13 @@ def test_each_worker():
     assert "loader" not in [column.key for column in one.columns]
 
 
-def test_loaders_are_told_apart_where_there_are_several():
+def test_several_loaders_are_told_apart():
     report = report_of(LOADER, replace(LOADER, loader=1))
     for name, rows in (("worker_transforms", 5), ("workers", 2)):
         assert cells(table(report, name), "loader") == ["0"] * rows + ["1"] * rows
 
 
-def test_a_loader_that_was_made_anew_with_other_settings_has_a_table_for_each():
+def test_loader_with_changed_settings_has_a_table_per_setting():
     report = report_of(LOADER, replace(LOADER, num_workers=1))
     titles = {one.id: one.title for one in report.tables if one.id.startswith("num_workers")}
     assert titles == {
@@ -192,21 +192,21 @@ def test_a_loader_that_was_made_anew_with_other_settings_has_a_table_for_each():
     }
 
 
-def test_no_table_where_nobody_looked_or_there_is_no_loader():
+def test_no_worker_tables_without_records_or_loader():
     for workers in (None, ()):
         report = build_report(analysis_of(steps_of(forward=5), workers=workers))
         assert not [one for one in report.tables if one.id in ("worker_transforms", "workers")]
         assert not [one for one in report.flames if one.id == "worker_stacks"]
 
 
-def test_the_reason_why_nothing_was_seen_and_notes_of_the_report():
+def test_missing_workers_are_explained_once():
     why = "The workers were alive before."
     empty = LoaderWorkers(num_workers=2, notes=(why,))
     report = report_of(empty)
     for name in ("worker_transforms", "workers"):
         assert table(report, name).absent_reason == "The workers were alive before"
     assert report.notes.count(f"Workers of the DataLoader: {why}") == 1
-    # Of several loaders the notes say of which they are.
+    # With several loaders, notes name theirs.
     both = report_of(LOADER, replace(empty, loader=1))
     assert f"Workers of the DataLoader 1: {why}" in both.notes
 
@@ -214,8 +214,8 @@ def test_the_reason_why_nothing_was_seen_and_notes_of_the_report():
 # The flame graph
 
 
-def test_the_workers_functions_as_a_flame_graph():
-    """100 samples of 5 ms: 300 ms in Crop and 200 ms in Blur, below one data set."""
+def test_worker_functions_form_flame_graph():
+    """100 samples of 5 ms: 300 ms in Crop and 200 ms in Blur, below one dataset."""
     flame = next(one for one in report_of(LOADER).flames if one.id == "worker_stacks")
     assert [(one.name, one.depth, one.total, one.own) for one in flame.frames] == [
         ("Dataloader", 0, 500 * MS, 0),
@@ -227,8 +227,8 @@ def test_the_workers_functions_as_a_flame_graph():
     assert flame.notes[0].startswith("100 samples of the workers, ")
 
 
-def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
-    """1000 ms for two workers are 500 each; 700 ms for one are more."""
+def test_busiest_loader_has_most_work_per_worker():
+    """1000 ms over two workers are 500 each; 700 ms for one worker are more."""
     alone = replace(LOADER, loader=1, num_workers=1, workers=(WorkerTimes(worker=0, fetch_ns=700 * MS),))
     assert busiest((LOADER, alone)) is alone
     assert busiest((LOADER, replace(alone, num_workers=2))) is LOADER
@@ -237,7 +237,7 @@ def test_the_busiest_loader_is_the_one_whose_workers_have_most_to_do_each():
     assert flame.notes[0] == "Loader 1, the one with the busiest workers."
 
 
-def test_no_samples_of_the_workers():
+def test_missing_worker_samples_are_not_measured():
     for nothing in (None, StackSamples()):
         with pytest.raises(NotMeasured):
             analysis_of(steps_of(), workers=(replace(LOADER, stacks=nothing),)).read(worker_stacks)
@@ -247,7 +247,7 @@ def test_no_samples_of_the_workers():
 
 
 def places(*loaders, **run):
-    """The places of ``input_bound`` as (line, line of what it calls)."""
+    """Places of ``input_bound`` as (line, line it calls)."""
     run.setdefault("setup", with_loader(num_workers=2, prefetch_factor=2, batch_size=4))
     steps = steps_of(forward=5, dataloader=45)
     one = only(diagnose(analysis_of(steps, workers=loaders, **run), [input_bound])[1])
@@ -255,13 +255,13 @@ def places(*loaders, **run):
     return [(place.line, place.inner and place.inner.line) for place in one.locations]
 
 
-def test_the_place_is_the_statement_in_the_worker():
-    """60 of 100 samples are in Crop, which the line of the data set calls."""
+def test_place_is_statement_in_worker():
+    """60 of 100 samples are in Crop, which the dataset's line calls."""
     assert places(LOADER) == [(12, 21)]
 
 
-def test_where_no_transform_takes_half_the_line_with_most_comes_first():
-    """40, 35 and 25 samples: none holds half of the data set's line."""
+def test_slowest_line_comes_first_if_no_transform_has_half():
+    """With 40, 35 and 25 samples, no transform has half of the dataset line's."""
     even = replace(LOADER, stacks=stacks(flip=25, crop=40, blur=35))
     assert places(even) == [(21, None), (12, None)]
 
@@ -270,7 +270,7 @@ def test_too_few_samples_put_no_line_first():
     assert places(replace(LOADER, stacks=stacks(flip=2, crop=4, blur=3))) == [(12, None)]
 
 
-def test_without_samples_of_the_workers_the_place_is_the_data_set():
+def test_place_without_worker_samples_is_dataset():
     assert places(replace(LOADER, stacks=None)) == [(7, None)]
     library = StackSamples(
         frames=(COMPOSE,),
@@ -279,7 +279,7 @@ def test_without_samples_of_the_workers_the_place_is_the_data_set():
     assert places(replace(LOADER, stacks=library)) == [(7, None)]
 
 
-def test_a_slow_sampler_is_sought_in_the_training_process():
+def test_slow_sampler_is_found_in_training_process():
     sampler = (
         frame("_next_index", 9, users=False, module="torch.utils.data.dataloader"),
         frame("Shuffled.__iter__", 71),
@@ -292,13 +292,13 @@ def test_a_slow_sampler_is_sought_in_the_training_process():
     assert places(LOADER, stacks=slow) == [(71, None)]
 
 
-# Why, and how many workers
+# Cause and number of workers
 
 
 def played(service_ms, *, workers=1, rest_ms=10, count=60, cpu=0.0, **record):
-    """A run in which every batch takes so long and workers are always behind: a step is one's share of it.
+    """A run with constant batch time and workers that are always behind: a step takes a worker's share of it.
 
-    Each worker begins the next batch when the one before is ready; ``cpu`` is the share of it on a CPU.
+    Each worker starts the next batch when the one before is ready; ``cpu`` is its share of CPU time.
     """
     begins = [service_ms * (number // workers) for number in range(count)]
     column = {
@@ -344,7 +344,7 @@ def played(service_ms, *, workers=1, rest_ms=10, count=60, cpu=0.0, **record):
         batches=WorkerBatches(**column),
         **record,
     )
-    # Workers are ready at once, so one step of a round waits for all of them.
+    # All workers are ready at the same time, so one step per round waits for all of them.
     wait_ms = max(0, service_ms - workers * rest_ms)
     waits_ms = [0 if number % workers else wait_ms for number in range(24)]
     steps = steps_of(24, forward=rest_ms, dataloader=waits_ms)
@@ -363,8 +363,8 @@ def evidence(one):
     return {item.label: item.value for item in one.evidence}
 
 
-def test_too_few_workers():
-    """A batch takes 40 ms and the rest of a step 10: four workers hide it, two make a step 20 ms long."""
+def test_too_few_workers_get_more():
+    """A batch takes 40 ms and the rest of a step 10: four workers hide it, two make steps of 20 ms."""
     one = finding(played(40, workers=2))
     assert one.summary == (
         "Training waits 10 ms per step (50%) for data. In the workers, Crop is slowest (9 ms"
@@ -382,8 +382,8 @@ def test_too_few_workers():
     assert (told["slowest call in the workers"], told["its time per sample"]) == ("Crop", 9 * MS)
 
 
-def test_no_number_of_workers_helps_and_what_would():
-    """400 ms of computing a batch on 8 CPUs are 50 ms a step, beside 10 ms of the rest: five times it."""
+def test_cheaper_batches_if_no_worker_count_helps():
+    """400 ms of CPU time per batch on 8 CPUs are 50 ms per step, five times the other 10 ms."""
     one = finding(played(400, workers=8, cpu=1.0))
     assert one.action == (
         "Make Crop cheaper. Cache results, decode whole batches, or use the GPU. This saves up to 40 ms per"
@@ -397,8 +397,8 @@ def test_no_number_of_workers_helps_and_what_would():
     assert "recommended num_workers" not in evidence(one)
 
 
-def test_batches_that_nothing_makes_fast_enough_get_no_factor():
-    """Beside 1 ms of the rest they would have to be 50 times cheaper, which is no goal."""
+def test_hopeless_batches_get_no_factor():
+    """With 1 ms for the rest of a step, batches would have to be 50 times cheaper, which is unrealistic."""
     said = finding(played(400, workers=8, cpu=1.0, rest_ms=1)).summary
     assert (
         "No value of num_workers from 0 to 8 helps, and training would still wait if batches were 20 times"
@@ -406,7 +406,7 @@ def test_batches_that_nothing_makes_fast_enough_get_no_factor():
     )
 
 
-def test_slow_steps_promise_nothing_of_a_prefetch_factor_that_was_predicted():
+def test_slow_steps_do_not_advise_predicted_prefetch_factor():
     analysis = played(40, workers=2)
     assert "table Number of workers" in slow_steps_advice(analysis, "dataloader")
     assert "prefetch_factor helps" in slow_steps_advice(
@@ -415,8 +415,8 @@ def test_slow_steps_promise_nothing_of_a_prefetch_factor_that_was_predicted():
     assert "prefetch_factor" not in slow_steps_advice(analysis, "checkpoint")
 
 
-def test_samples_that_wait_are_to_wait_less():
-    """On 8 workers at most a step of 10 ms waits for 400 ms of reading: 50 ms, and more might be better."""
+def test_waiting_samples_get_advice_to_wait_less():
+    """With at most 8 workers, 400 ms of reading make steps of 50 ms; more workers might be better."""
     said = finding(played(400, workers=2)).action
     assert "200 → 50 ms per step. More than 8 workers may help further." in said
     assert said.startswith("Make Crop wait less. Cache reads, or read fewer, larger pieces."), (
@@ -425,8 +425,8 @@ def test_samples_that_wait_are_to_wait_less():
     assert "GPU" not in said
 
 
-def test_batches_that_have_no_cpu_are_said_to_wait_for_one():
-    """Of 40 ms they compute for 10 and are ready for the other 30: more workers would find no CPU."""
+def test_batches_without_cpu_show_waiting_time():
+    """Workers compute for 10 of 40 ms and wait for a CPU in the other 30, so more workers wouldn't help."""
     said = finding(played(40, workers=2, cpu=0.25, times={"cpu_wait_ns": 900 * MS})).summary
     assert "Loading a batch is CPU-bound (25% of its time is CPU time, 75% is waiting for a CPU)" in said
 
@@ -434,8 +434,8 @@ def test_batches_that_have_no_cpu_are_said_to_wait_for_one():
 @pytest.mark.parametrize(
     ("share", "said"), [(0.6, "Make DataLoader samples cheaper"), (0.4, "Re-run on an idle machine")]
 )
-def test_a_training_thread_without_a_cpu_whose_own_workers_take_them(share, said):
-    """Two workers on 8 CPUs, which take a share of them."""
+def test_busy_cpu_advice_blames_own_workers_by_share(share, said):
+    """The workers take this share of 8 CPUs."""
     slow = SlowFacts(record=SlowSteps(factor=3.0, cpu_wait_share=0.3), causes=(), medians_ns={}, worst=None)
     analysis = played(40, workers=2).replaced(slow=slow)
     cpu = replace(used(10, 10), workers_ns=round(share * 8 * 200 * MS))
@@ -443,16 +443,16 @@ def test_a_training_thread_without_a_cpu_whose_own_workers_take_them(share, said
     assert only(judge(busy_cpus, analysis.replaced(record=record))).action.startswith(said)
 
 
-def test_the_workers_of_a_run_that_did_not_end_are_known_from_themselves():
-    """CPU times of the loop are read at its end. Eight workers compute 90% of their time, on 8 CPUs."""
+def test_unfinished_run_uses_worker_cpu_times():
+    """The loop's CPU times are read at its end. Eight workers on 8 CPUs compute for 90% of their time."""
     slow = SlowFacts(record=SlowSteps(factor=3.0, cpu_wait_share=0.3), causes=(), medians_ns={}, worst=None)
     analysis = played(80, workers=8, cpu=0.9).replaced(slow=slow)
     record = replace(analysis.record, cpu=None)
     assert only(judge(busy_cpus, analysis.replaced(record=record))).action.startswith("Make DataLoader")
 
 
-def test_collate_and_more_workers_instead():
-    """800 of the 1,200 ms of each worker are in the collate function."""
+def test_slow_collate_comes_before_more_workers():
+    """Each worker spends 800 of 1,200 ms in the collate function."""
     one = finding(played(40, workers=2, collate_ms=800))
     assert one.action.startswith("Collate whole arrays (torch.stack, np.stack, pad_sequence)")
     assert one.summary.endswith("Collating takes 67% of worker time.")
@@ -473,24 +473,24 @@ BEGINS = {
 
 
 @pytest.mark.parametrize("why", [one for one in Cause if one is not Cause.NONE], ids=lambda one: one.value)
-def test_each_cause_has_its_advice(why):
+def test_each_cause_has_advice(why):
     facts = played(40, workers=2, cpu=0.2, times={"threads": 18}).read(measured_workers)[0]
     facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=9.5 * MS),))
     setup = with_loader(num_workers=2).loaders[0]
     advice = cause_advice(facts, setup, 8)
     assert advice.action.startswith(BEGINS[why])
     assert advice.saving_ns == (9.5 if why is Cause.START_UP else 10) * MS, "the better one of both fixes"
-    # Without a prediction no number is said.
+    # Without a prediction no worker count is given.
     alone = cause_advice(replace(facts, queue=None), setup, 8)
     assert "num_workers" not in alone.action
     assert alone.num_workers is None
     assert "saves up to " in alone.action
-    # Workers that stay are not to be told to.
+    # Persistent workers don't get persistent_workers=True again.
     kept = cause_advice(replace(facts, record=replace(facts.record, is_persistent=True)), setup, 8)
     assert "persistent_workers" not in kept.action
 
 
-def test_slow_samples_are_told_by_the_batches():
+def test_slow_samples_are_found_from_batches():
     facts = played(40, workers=2).read(measured_workers)[0]
     cause = WaitCause(why=Cause.SLOW_SAMPLES, share=0.4, saving_ns=10.0 * MS)
     facts = replace(facts, why=cause.why, causes=(cause,))
@@ -502,16 +502,16 @@ def test_slow_samples_are_told_by_the_batches():
     assert len(advice.action) <= 4 * 77, "four lines of a terminal of 80 columns"
     assert advice.told.startswith(" Ready batches wait behind slow ones")
     assert "DataLoader(in_order=False)" in advice.told
-    # Nothing is held back where batches come as they are ready, or one after the other.
+    # Nothing is held back if batches come unordered or from a single worker.
     for changes in ({"is_ordered": False}, {"num_workers": 1}):
         told = cause_advice(replace(facts, record=replace(facts.record, **changes)), None, 8).told
         assert "in_order" not in told
-    # It is said where there is room: in the full report.
+    # The full report has room for it.
     said = finding(played(40, workers=2).replaced({measured_workers: (facts,)})).summary
     assert "DataLoader(in_order=False)" in said
 
 
-def test_a_library_that_makes_the_loader_is_told_its_own_way():
+def test_loader_of_library_gets_advice_through_library():
     facts = played(40, workers=2).read(measured_workers)[0]
     owner = Owner(
         package="replay", place=Place(function="build", file="/lib/replay/x.py", line=3, package="replay")
@@ -522,8 +522,8 @@ def test_a_library_that_makes_the_loader_is_told_its_own_way():
     )
 
 
-def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
-    """80 samples in 1,000 ms: 700 ms of the data set's own are 8.75 ms each; 900 ms of 20 batches 45."""
+def test_slowest_call_has_most_own_time():
+    """Of 1,000 ms, 700 ms of the dataset's own are 8.75 ms for 80 samples; 900 ms are 45 for 20 batches."""
     steps = steps_of(forward=5, dataloader=45)
     own = replace(LOADER, calls=(call("Images.__getitem__", "sample", 0, 80, 800, 100), *LOADER.calls[2:]))
     [facts] = analysis_of(steps, workers=(own,)).read(measured_workers)
@@ -537,8 +537,8 @@ def test_the_most_expensive_call_is_the_one_with_most_time_of_its_own():
     assert (costliest(facts), told_of(facts)) == (None, "")
 
 
-def test_batches_that_are_ready_before_are_none_of_the_workers_business():
-    """Nine of ten are there when they are fetched: what is waited for is the way from the worker."""
+def test_ready_batches_get_handover_advice():
+    """Over nine in ten batches are ready when fetched, so training waits for the handover."""
     ready = BatchCpu(computing=1.0, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=0.95)
     [facts] = (run := played(40, workers=2, stacks=stacks(crop=90))).read(measured_workers)
     run = run.replaced(batch_cpu=ready)
@@ -549,13 +549,13 @@ def test_batches_that_are_ready_before_are_none_of_the_workers_business():
     assert "num_workers=0" not in one.action, "a batch takes longer to make"
     assert "In the workers" not in one.summary
     assert one.locations == ()
-    # Seven fetches in ten that were looked at may all be ready: the model knows of all batches.
+    # All sampled fetches may find a batch ready; the queue model knows every batch.
     assert facts.queue.ready < 0.9
     assert finding(run).action.startswith("Set num_workers=4")
 
 
 def idle(**changes):
-    """Two workers whose batches of 1 ms are always ready; to hand one over takes 5 of a step's 15 ms."""
+    """Two workers whose batches of 1 ms are always ready; handing one over takes 5 of a step's 15 ms."""
     ready = BatchCpu(computing=0.1, batch_ns=MS, rest_ns=MS, thread_share=0.5, free_cpus=8.0, ready=1.0)
     [facts] = (run := played(40, workers=2, **changes)).read(measured_workers)
     found = loader_queue(
@@ -576,23 +576,23 @@ def idle(**changes):
     return run.replaced({measured_workers: (replace(facts, queue=found),)}, batch_cpu=ready)
 
 
-def test_idle_workers_that_cost_more_than_they_give_are_to_go():
-    """To make a batch takes 1 ms, to hand it over 5: without workers a step takes 11 ms instead of 15."""
+def test_idle_workers_that_cost_more_are_removed():
+    """Making a batch takes 1 ms and handing it over 5, so steps take 11 ms without workers instead of 15."""
     one = finding(idle())
     assert one.action.startswith("Set num_workers=0 (currently 2). Expect about 15 → 11 ms per step or less.")
     assert "100% of batches were ready" in one.summary
     assert (one.saving_ns_per_step, one.severity) == (4 * MS, Severity.CRITICAL)
     assert evidence(one)["recommended num_workers"] == 0
     assert "Build each batch from fewer" not in one.action
-    # A DataLoader without workers refuses to keep them, and to fetch ahead.
+    # A DataLoader without workers rejects persistent_workers=True and a prefetch_factor.
     [facts] = idle().read(measured_workers)
     queue = replace(facts.queue, present=replace(facts.queue.present, prefetch_factor=4))
     call = "Set num_workers=0, persistent_workers=False, prefetch_factor=None"
     assert predicted_call(queue, "DataLoader", True, None, 4.0 * MS).startswith(call)
 
 
-def test_pickled_batches_are_best_made_without_workers():
-    """Both fixes end the pickling; that without workers is one argument, so it comes first."""
+def test_pickling_is_fixed_by_removing_workers():
+    """Both fixes end the pickling; removing workers is a single argument, so it comes first."""
     [facts] = idle().read(measured_workers)
     cause = WaitCause(why=Cause.PICKLING, share=3.08, saving_ns=9.0 * MS)
     advice = cause_advice(replace(facts, why=cause.why, causes=(cause,)), None, 8)
@@ -602,8 +602,8 @@ def test_pickled_batches_are_best_made_without_workers():
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 8])
-def test_the_same_fault_costs_its_wait_however_many_workers_are_advised(workers):
-    """400 ms a batch beside 10 ms: cheaper batches end the wait, whatever workers gain."""
+def test_saving_is_wait_for_any_worker_count(workers):
+    """400 ms per batch and 10 ms of the rest: cheaper batches end the wait, whatever workers gain."""
     run = played(400, workers=workers) if workers else inline(400)
     one = finding(run)
     wait_ns = evidence(one)["data wait per step"]
@@ -611,8 +611,8 @@ def test_the_same_fault_costs_its_wait_however_many_workers_are_advised(workers)
     assert one.saving_ns_per_step == pytest.approx(wait_ns - handover_ns, rel=0.01)
 
 
-def test_start_up_is_another_findings_business():
-    """Clean steps do not wait for it; they wait for the next cause."""
+def test_startup_belongs_to_worker_startup():
+    """Clean steps don't wait for startup, but for the next cause."""
     [facts] = (run := played(40, workers=2)).read(measured_workers)
     start = WaitCause(why=Cause.START_UP, share=0.6, saving_ns=70.0 * MS)
     facts = replace(facts, why=Cause.START_UP, causes=(start, *facts.causes))
@@ -624,7 +624,7 @@ def test_start_up_is_another_findings_business():
     assert alone.saving_ns_per_step == 10 * MS, "never more than a clean step waits"
 
 
-def test_without_records_the_law_of_before_holds():
+def test_missing_records_fall_back_to_general_advice():
     one = finding(played(40, workers=2).replaced({measured_workers: NotMeasured("not measured")}))
     assert "In the workers" not in one.summary
     assert one.action.startswith("Set num_workers=4, persistent_workers=True (currently num_workers=2).")
@@ -634,8 +634,8 @@ def test_without_records_the_law_of_before_holds():
 # The number of workers
 
 
-def test_predictions_as_a_table_and_a_chart():
-    """40 ms a batch and 10 ms of rest: 50 ms a step without workers, then 40, 20, 10 ms."""
+def test_predictions_are_shown_in_table_and_chart():
+    """40 ms per batch and 10 ms of the rest: steps of 50 ms without workers, then of 40, 20 and 10 ms."""
     report = build_report(played(40, workers=2))
     one = table(report, "num_workers")
     steps = {row[0]: row[3] for row in one.rows if row[1] in (2, None)}
@@ -652,12 +652,12 @@ def test_predictions_as_a_table_and_a_chart():
     assert (chart.level, chart.level_label) == (10 * MS, "no waiting")
 
 
-def test_the_present_number_may_be_the_advised_one():
+def test_current_worker_count_may_be_recommended():
     one = table(build_report(played(40, workers=4, rest_ms=12)), "num_workers")
     assert [row[:3] for row in one.rows if row[2]] == [("4", 2, "current, recommended")]
 
 
-def test_no_prediction_says_why():
+def test_missing_prediction_is_explained():
     report = report_of(LOADER)
     assert "batches were timed" in table(report, "num_workers").absent_reason
     assert not [one for one in report.charts if one.id == "num_workers"]
@@ -676,8 +676,8 @@ UNSEEN = "num_workers is 0, so the predicted step time is extrapolated from fetc
 EXTRAPOLATED = "extrapolated from fetch times"
 
 
-def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetches():
-    """40 ms a batch beside 10 ms of rest: 50, then 40, 20, 13.3 and, with the hand-over, 10.5 ms."""
+def test_predictions_without_workers_use_fetches():
+    """40 ms per batch and 10 of the rest: 50, then 40, 20, 13.3 and, including the handover, 10.5 ms."""
     report = build_report(analysis := inline())
     one = table(report, "num_workers")
     steps = {row[0]: row[3] / MS for row in one.rows if row[1] in (2, None)}
@@ -705,12 +705,12 @@ def test_without_workers_the_finding_the_table_and_the_chart_are_told_from_fetch
     told = evidence(found)
     assert (told["num_workers"], told["recommended num_workers"], told["usable CPUs"]) == (0, 4, 8)
     assert told["predicted step time"] == 10.5 * MS
-    # What is about workers one by one has nothing to say.
+    # There are no tables about single workers.
     assert not [one for one in report.tables if one.id in ("workers", "worker_transforms")]
 
 
-def test_batches_that_compute_are_promised_at_best():
-    """How workers that compute slow each other and the training down isn't modelled."""
+def test_cpu_bound_batches_promise_best_case_only():
+    """The model ignores that computing workers slow down each other and the training."""
     steps = steps_of(24, forward=10, dataloader=40)
     cpu = used(40, 10, computing=1.0, cpus=8, rest_cpu_ms=10)
     found = finding(analysis_of(steps, cpu=cpu, setup=with_loader()))
@@ -719,22 +719,22 @@ def test_batches_that_compute_are_promised_at_best():
     assert "At best, 20 → " in finding(played(40, workers=2, cpu=0.9)).action, "with workers, too"
 
 
-def test_where_workers_were_looked_into_fetches_tell_nothing():
+def test_measured_workers_are_not_extrapolated():
     report = build_report(played(40, workers=2))
     said = [*table(report, "num_workers").notes, *(one.summary for one in report.findings)]
     said += [note for one in report.charts for note in one.notes]
     assert not [one for one in said if EXTRAPOLATED in one]
 
 
-def test_no_prediction_of_rows_in_memory():
-    """64 rows in 2 ms: no worker would be faster, so neither the table nor the finding has a number."""
+def test_rows_in_memory_get_no_prediction():
+    """No worker is faster than 64 rows in 2 ms, so there is no table and the finding names no count."""
     report = build_report(analysis := inline(2, 4, batch_size=64))
     assert not [one for one in (*report.tables, *report.charts) if one.id == "num_workers"]
     assert "num_workers" not in finding(analysis).action
 
 
-def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
-    """3 of 103 ms are worth a worker; 1 ms of 41 and 0.6 of 5.6 are not, for the hand-over of 0.5."""
+def test_worker_hint_needs_more_than_handover():
+    """3 of 103 ms are worth a worker; 1 of 41 ms and 0.6 of 5.6 ms aren't, given a handover of 0.5 ms."""
     hint = only(judge(synchronous_loader, inline(3, 100)))
     assert hint.status is Status.FOUND
     assert hint.action.endswith("103 → 100 ms per step.")
@@ -744,7 +744,7 @@ def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
     assert short.summary.endswith("Handing a batch over from a worker would take about as long.")
     assert "num_workers" not in short.action
     assert EXTRAPOLATED not in short.summary
-    # Two CPUs for 40 ms of computing and 10 of the step: 25 ms a step at least, so batches stay too slow.
+    # 40 ms of CPU time and 10 of the step on two CPUs take at least 25 ms, so batches stay too slow.
     cpu, setup = used(40, 10, computing=1.0, cpus=2, rest_cpu_ms=10), replace(SETUP, usable_cpus=2)
     one = finding(analysis_of(steps_of(24, forward=10, dataloader=40), cpu=cpu, setup=setup))
     assert one.action.startswith("Pre-decode or pre-transform the data")
@@ -755,22 +755,22 @@ def test_the_hint_below_that_and_a_hand_over_that_takes_as_long():
     assert "no CPU is free" in one.summary
 
 
-# Samples that are the same in each epoch
+# Samples that are equal in every epoch
 
 
 def kept(analysis):
-    """What is said of keeping samples, all of which were the same."""
+    """The finding about caching, where all compared samples were equal."""
     seen = RepeatedSamples(num_indices=9, num_compared=20, num_equal=20, sample_bytes=8)
     return only(judge(repeated_work, analysis.replaced(repeated=seen)))
 
 
-def test_samples_are_to_be_kept_where_making_them_is_what_is_waited_for():
+def test_cache_is_advised_if_training_waits_for_samples():
     for analysis in (inline(), played(40, workers=2)):
         assert kept(analysis).action.startswith("Cache each sample, in memory or on disk.")
 
 
-def test_nothing_is_to_be_kept_of_data_in_memory():
-    """Rows of a TensorDataset, samples of 10 us in workers, batches that are ready, and a slow collate."""
+def test_cache_is_not_advised_for_cheap_samples():
+    """Rows of a TensorDataset, samples of 10 us in workers, ready batches, and a slow collate function."""
     tensors = Place(function="TensorDataset.__getitem__", file="dataset.py", line=207, is_library=True)
     assert "rows in memory" in kept(inline(batch_size=4, dataset=tensors)).summary
     own = replace(tensors, function="TensorDataset.__getitem__", is_library=False)
@@ -788,7 +788,7 @@ def test_nothing_is_to_be_kept_of_data_in_memory():
 
 
 @pytest.mark.parametrize(("samples", "status"), [(60, Status.CLEAN), (40, Status.FOUND)])
-def test_nothing_is_to_be_kept_where_the_collate_function_takes_most(samples, status):
+def test_cache_is_not_advised_if_collating_dominates(samples, status):
     collate = frame("collate", 51)
     record = StackSamples(
         frames=(GET, collate),
@@ -807,7 +807,7 @@ def test_nothing_is_to_be_kept_where_the_collate_function_takes_most(samples, st
 
 
 def batches_of(*rows):
-    """Of (worker, index, begin, ready) in ms, in the order in which they are ready."""
+    """Batches from (worker, index, start, ready) in ms, in the order in which they become ready."""
     worker, index, begin, ready = zip(*rows, strict=True)
     begin_ns, ready_ns = (tuple(one * MS for one in times) for times in (begin, ready))
     return WorkerBatches(
@@ -821,11 +821,11 @@ def batches_of(*rows):
     )
 
 
-def test_workers_over_time():
-    """Batch 0 takes 90 ms; the other worker has made 1 and 2 after 20 and 40 ms, which wait for it.
+def test_worker_curve_over_time():
+    """Batch 0 takes 90 ms; the other worker has made 1 and 2 after 20 and 40 ms, and these wait for it.
 
-    Three parts of 30 ms: two workers for 30, then for 10 of 30, then one. Held back are batch 1 from 20 to 90
-    and batch 2 from 40 to 90: 10, then 30 + 20, then 60 ms.
+    Of three parts of 30 ms, two workers work for the first, then for 10 of 30 ms, then one. Batch 1 is held
+    back from 20 to 90 and batch 2 from 40 to 90: for 10, then 30 + 20, then 60 ms.
     """
     late = replace(LOADER, batches=batches_of((1, 1, 0, 20), (1, 2, 20, 40), (0, 0, 0, 90)))
     curve = worker_curve(late)
@@ -838,14 +838,14 @@ def test_workers_over_time():
     assert (chart.level, chart.level_label) == (2, "workers")
 
 
-def test_an_epoch_holds_nothing_back_of_the_one_before():
-    """Numbers begin anew: batch 0 of the second epoch is ready last; nothing of the first waits."""
+def test_new_epoch_holds_back_no_earlier_batches():
+    """Numbers restart, so batch 0 of the second epoch is ready last, but holds nothing of the first back."""
     rows = [(0, 0, 0, 10), (0, 1, 10, 20), (0, 0, 50, 60)]
     assert sum(worker_curve(replace(LOADER, batches=batches_of(*rows))).held_back) == 0
 
 
-def test_a_curve_by_counting():
-    """Against a look at each of many moments."""
+def test_worker_curve_matches_counting():
+    """The curve is compared with counts at many moments."""
     chosen = random.Random(5)
     rows = []
     for worker in range(3):
@@ -870,13 +870,13 @@ def test_a_curve_by_counting():
         assert curve.held_back[part] == pytest.approx(held / looks, abs=0.1)
 
 
-def test_no_curve_of_a_single_batch():
+def test_curve_needs_time_between_batches():
     assert worker_curve(replace(LOADER, batches=batches_of((0, 0, 0, 10)))) is None
     assert worker_curve(replace(LOADER, batches=batches_of((0, 0, 5, 5), (1, 1, 5, 5)))) is None
 
 
-def test_the_start_of_workers_says_how_long_one_takes():
-    """Three starts of 100 ms and one of 300 are 150 ms on average."""
+def test_worker_startup_shows_mean_start_time():
+    """Three starts of 100 ms and one of 300 ms are 150 ms on average."""
     times = (
         WorkerTimes(worker=0, starts=3, start_ns=100 * MS),
         WorkerTimes(worker=1, starts=1, start_ns=300 * MS),
@@ -894,8 +894,8 @@ def test_the_start_of_workers_says_how_long_one_takes():
 
 
 @pytest.mark.parametrize(("batch_ms", "saved_ms"), [(40, 280), (300, 200), (0, 320)])
-def test_the_start_of_workers_claims_no_first_batch(batch_ms, saved_ms):
-    """An epoch begins with 200 ms of start and 120 of waiting; a batch takes 40 ms whoever makes it."""
+def test_worker_startup_excludes_first_batch(batch_ms, saved_ms):
+    """An epoch starts with 200 ms of startup and 120 of waiting, which includes making a batch anyway."""
     first = [number % 10 == 0 for number in range(40)]
     steps = steps_of(
         40,
@@ -912,8 +912,8 @@ def test_the_start_of_workers_claims_no_first_batch(batch_ms, saved_ms):
     assert one.saving_ns_per_step == pytest.approx(evidence(one)["restarts"] * saved_ms * MS / 40)
 
 
-def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
-    """Loader 1 takes 40 ms with two workers; the other one 30 ms, so that steps stay at 15 ms."""
+def test_busiest_loader_is_found_and_others_limit_saving():
+    """Loader 1 takes 40 ms with two workers and the other one 30 ms, so steps can't go below 15 ms."""
     [busy], [other] = (
         (run := played(40, workers=2)).read(measured_workers),
         played(30, workers=2).read(measured_workers),
@@ -924,7 +924,7 @@ def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
     assert one.action.endswith("20 → 15 ms per step.")
     assert "Other DataLoaders limit the saving." in one.summary
     assert one.saving_ns_per_step == pytest.approx(5 * MS, rel=0.01)
-    # The same loader, made anew with other settings, is no other loader.
+    # The same loader with changed settings isn't another loader.
     again = replace(other, record=replace(other.record, loader=1))
     one = finding(run.replaced({measured_workers: (again, busy)}))
     assert " In the workers, Crop is slowest" in one.summary
@@ -932,8 +932,8 @@ def test_of_several_loaders_the_busiest_is_spoken_of_and_the_others_limit_it():
 
 
 @pytest.mark.parametrize("why", [Cause.TOO_FEW_WORKERS, Cause.START_UP])
-def test_a_loader_of_loaders_has_no_num_workers(why):
-    """CombinedLoader takes loaders: those are to have more workers."""
+def test_combined_loader_passes_advice_to_its_loaders(why):
+    """A CombinedLoader contains loaders, which are the ones that need more workers."""
     facts = played(40, workers=2, cpu=0.2).read(measured_workers)[0]
     facts = replace(facts, why=why, causes=(WaitCause(why=why, share=0.6, saving_ns=7.0 * MS),))
     assert cause_advice(facts, LoaderSetup(kind="CombinedLoader"), 8).action.startswith(BEGINS[why])

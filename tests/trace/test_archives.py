@@ -1,4 +1,4 @@
-"""Traces in archives: read where they are, never unpacked to a path, and never without a limit."""
+"""Traces in archives are read in place, never unpacked to disk and never without a limit."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ KINDS = ["traces.zip", "traces.tar", "traces.tar.gz", "traces.tgz"]
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("by_folder", [False, True])
-def test_the_traces_of_an_archive_are_read_as_those_of_a_folder(tmp_path, capsys, name, by_folder):
+def test_archive_is_read_like_a_folder(tmp_path, capsys, name, by_folder):
     others = {"readme.txt": b"hello", "config.json": b"{}", "__MACOSX/._rank0_trace.json": b"\0\5\x16\7"}
     archive = make_archive(tmp_path / name, {**others, **TWO_RANKS})
     before = sorted(tmp_path.rglob("*"))
@@ -75,14 +75,14 @@ def test_the_traces_of_an_archive_are_read_as_those_of_a_folder(tmp_path, capsys
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_json_without_trace_in_its_name_is_read_where_there_is_no_other(tmp_path, capsys, name):
+def test_json_without_trace_in_name_is_read_as_fallback(tmp_path, capsys, name):
     archive = make_archive(tmp_path / name, {"profile.json": TEXT})
     assert [one["num_events"] for one in analyze(capsys, archive)] == [6]
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_member_is_read_by_its_name_alone(tmp_path, capsys, name):
-    """Names that lead out of the archive are passed over, whatever is there."""
+def test_members_with_outside_paths_are_skipped(tmp_path, capsys, name):
+    """Names that lead out of the archive are skipped, whether or not the path exists."""
     (tmp_path / "outside_trace.json").write_bytes(trace_text(9))
     evil = ["../outside_trace.json", str(tmp_path / "outside_trace.json"), "a/../../outside_trace.json"]
     evil += ["C:\\trace.json", "..\\outside_trace.json"]
@@ -90,7 +90,7 @@ def test_a_member_is_read_by_its_name_alone(tmp_path, capsys, name):
     assert [one["source"] for one in analyze(capsys, archive)] == [str(archive / "good_trace.json")]
 
 
-def test_links_in_a_tar_archive_lead_nowhere(tmp_path, capsys):
+def test_links_in_tar_are_not_followed(tmp_path, capsys):
     (tmp_path / "outside_trace.json").write_bytes(TEXT)
     with tarfile.open(tmp_path / "t.tar.gz", "w:gz") as archive:
         for kind, name in ((tarfile.SYMTYPE, "a_trace.json"), (tarfile.LNKTYPE, "b_trace.json")):
@@ -100,7 +100,7 @@ def test_links_in_a_tar_archive_lead_nowhere(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", [b"x", b"L", b"g"])
-def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path, capsys, kind):
+def test_huge_tar_header_is_not_read(tmp_path, capsys, kind):
     member = tarfile.TarInfo("x")
     member.type, member.size = kind, 2**32
     (tmp_path / "t.tar").write_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
@@ -110,7 +110,7 @@ def test_a_header_that_would_fill_the_memory_is_not_read(tmp_path, capsys, kind)
     assert error.count("\n") == 1
 
 
-def test_a_zip_archive_that_grows_without_end_is_refused(tmp_path, capsys):
+def test_zip_bomb_is_rejected(tmp_path, capsys):
     archive = tmp_path / "t.zip"
     with (
         zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened,
@@ -122,14 +122,14 @@ def test_a_zip_archive_that_grows_without_end_is_refused(tmp_path, capsys):
     assert "expands more than 200 times" in capsys.readouterr().err
 
 
-def test_the_limit_holds_for_the_text_of_a_member(tmp_path, capsys):
+def test_limit_applies_to_member_text(tmp_path, capsys):
     archive = make_archive(tmp_path / "t.zip", {"a_trace.json": trace_text(30_000)})
     assert main(["analyze", str(archive), "--max-gib", "0.001"]) == 1
     assert "--max-gib" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("times", [2, 3])
-def test_gzip_inside_gzip_is_read(tmp_path, capsys, times):
+def test_nested_gzip_is_read(tmp_path, capsys, times):
     packed = TEXT
     for _ in range(times):
         packed = gzip.compress(packed)
@@ -147,7 +147,7 @@ def test_gzip_inside_gzip_is_read(tmp_path, capsys, times):
         (b"Rar!\x1a\x07\x00", "rar archive"),
     ],
 )
-def test_a_format_that_cannot_be_read_is_named(tmp_path, capsys, head, name):
+def test_unsupported_format_is_named(tmp_path, capsys, head, name):
     (tmp_path / "trace.json").write_bytes(head + os.urandom(5000))
     assert main(["analyze", str(tmp_path / "trace.json")]) == 1
     shown = capsys.readouterr()
@@ -157,14 +157,14 @@ def test_a_format_that_cannot_be_read_is_named(tmp_path, capsys, head, name):
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_an_archive_without_traces_says_so(tmp_path, capsys, name):
+def test_archive_without_traces_is_an_error(tmp_path, capsys, name):
     archive = make_archive(tmp_path / name, {"a.txt": b"hello", "b.txt": b"hello"})
     assert main(["analyze", str(archive)]) == 1
     assert "no trace files (*.json or *.json.gz) among 2 files" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["t.tar", "t.tar.gz"])
-def test_of_an_archive_that_is_cut_off_all_that_came_over_is_read(tmp_path, capsys, name):
+def test_cut_off_archive_is_read_as_far_as_possible(tmp_path, capsys, name):
     text = trace_text(500)
     archive = make_archive(tmp_path / name, {"rank0_trace.json": text, "rank1_trace.json": text})
     raw = archive.read_bytes()
@@ -176,7 +176,7 @@ def test_of_an_archive_that_is_cut_off_all_that_came_over_is_read(tmp_path, caps
 
 @pytest.mark.parametrize("is_packed", [False, True])
 @pytest.mark.parametrize("arguments", [["--brief"], [], ["--full"]])
-def test_a_trace_that_is_cut_off_says_so_and_exits_with_1(tmp_path, capsys, is_packed, arguments):
+def test_cut_off_trace_is_reported_and_exits_with_1(tmp_path, capsys, is_packed, arguments):
     raw = gzip.compress(trace_text(500)) if is_packed else trace_text(500)
     file: Path = tmp_path / "trace.json"
     file.write_bytes(raw)

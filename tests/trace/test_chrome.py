@@ -1,4 +1,4 @@
-"""Reading Chrome traces: exact nanoseconds, categories of every version, clear errors."""
+"""The Chrome trace reader: exact nanoseconds, categories of every version, clear errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def file_of(*events, more=""):
 
 
 def assert_same(left, right):
-    """Both are the same in every column, whatever the numbers of the tracks are."""
+    """Both are equal in every column, however tracks are numbered."""
     for field in fields(left):
         one, other = getattr(left, field.name), getattr(right, field.name)
         if field.name == "device":
@@ -107,12 +107,12 @@ def test_nanoseconds_survive_at_every_epoch(intervals):
 
 
 @given(st.integers(0, 2**43 * 1000 - 1))
-def test_nanoseconds_survive_in_doubles(ts):
+def test_nanoseconds_survive_as_doubles(ts):
     trace = parse_trace(file_of(event(f"{ts // 1000}.{ts % 1000:03d}", "0.001")), "x")
     assert (trace.base_ns, trace.end_ns.tolist()) == (ts, [1])
 
 
-def test_epoch_stamps_one_nanosecond_apart():
+def test_epoch_stamps_keep_single_nanoseconds():
     trace = parse_trace(file_of(event("1712195495502094.567"), event("1712195495502094.568")), "x")
     assert trace.begin_ns.tolist() == [0, 1]
     assert trace.base_ns == 1_712_195_495_502_094_567
@@ -148,7 +148,7 @@ def test_epoch_stamps_one_nanosecond_apart():
         ("", Category.OTHER),
     ],
 )
-def test_categories_of_every_version(cat, category):
+def test_categories_of_every_version_are_known(cat, category):
     assert parse_trace(file_of(event(cat=cat)), "x").category.tolist() == [category]
 
 
@@ -161,8 +161,8 @@ def test_categories_of_every_version(cat, category):
         ("fc-dtype_Float", Category.KERNEL),
     ],
 )
-def test_names_tell_what_an_event_of_mtia_is(name, category):
-    """And only there: another device's kernel may have any name."""
+def test_mtia_events_are_classified_by_name(name, category):
+    """Only for MTIA, because other devices' kernels may have any name."""
     one, other = event(cat="mtia_ccp_events", name=name), event(cat="kernel", name=name)
     assert parse_trace(file_of(one), "x").category.tolist() == [category]
     assert parse_trace(file_of(other), "x").category.tolist() == [Category.KERNEL]
@@ -181,13 +181,13 @@ def test_unusable_events_are_counted():
     assert (len(trace), trace.num_dropped) == (1, 5)
 
 
-def test_list_of_events_and_no_events():
+def test_event_list_and_empty_trace_are_read():
     assert len(parse_trace(b" [" + event().encode() + b"]", "x")) == 1
     empty = parse_trace(b'{"traceEvents": []}', "x")
     assert (len(empty), empty.base_ns, empty.names) == (0, 0, ())
 
 
-def test_same_thread_as_number_and_text():
+def test_thread_as_number_or_text_is_the_same():
     other = event().replace('"tid": 2', '"tid": "2"')
     trace = parse_trace(file_of(event(), other), "x")
     assert trace.tracks == (("1", "2"),)
@@ -196,8 +196,8 @@ def test_same_thread_as_number_and_text():
 
 @pytest.mark.parametrize("field", ["pid", "tid", "cat", "name", "args"])
 @pytest.mark.parametrize("value", ["7.0", "7.5", "true", "null", '"7"', "[7]", '""', "[]", "7", '"x"'])
-def test_odd_types_of_what_no_figure_needs_cost_nothing(field, value):
-    """In all events, of both ways to read stamps; arguments that are no object count as none."""
+def test_odd_types_of_unneeded_fields_are_harmless(field, value):
+    """This holds for all events and both ways to read stamps; args that aren't an object count as none."""
     usual = event().replace("{", '{"args": {"correlation": 5}, ', 1)
     wrong = json.dumps({**json.loads(usual), field: "@"}).replace('"@"', value)
     for ts in ("1", "1712195495502094.567"):
@@ -214,7 +214,7 @@ def test_odd_types_of_what_no_figure_needs_cost_nothing(field, value):
             assert trace.names == ("" if value == "null" else text,)
 
 
-def test_a_float_thread_is_the_thread():
+def test_float_thread_is_the_same_thread():
     trace = parse_trace(file_of(event(), event().replace('"tid": 2', '"tid": 2.0')), "x")
     assert trace.tracks == (("1", "2"),)
 
@@ -233,12 +233,12 @@ def test_begin_and_end_events_are_counted():
 
 
 @pytest.mark.parametrize("content", ["", '{"ph": "M", "name": "thread_name"}', '{"ph": "X"}'])
-def test_a_file_without_timed_events_says_so(content):
+def test_file_without_timed_events_is_noted(content):
     trace = parse_trace(file_of(content), "x")
     assert trace.damage == ("The file has no readable timed event.",)
 
 
-def test_compression_is_told_by_content(tmp_path):
+def test_compression_is_detected_by_content(tmp_path):
     raw = file_of(event())
     for name, data in (("a.json", gzip.compress(raw)), ("b.json.gz", raw), ("c.json", raw)):
         (tmp_path / name).write_bytes(data)
@@ -277,7 +277,7 @@ def test_compression_is_told_by_content(tmp_path):
         (file_of(event(), more=', "baseTimeNanoseconds": "x"'), "baseTimeNanoseconds"),
     ],
 )
-def test_errors_name_file_place_and_remedy(tmp_path, data, message):
+def test_errors_name_file_and_problem(tmp_path, data, message):
     path = tmp_path / "broken.json"
     path.write_bytes(data)
     with pytest.raises(TraceError, match=message) as caught:
@@ -287,7 +287,7 @@ def test_errors_name_file_place_and_remedy(tmp_path, data, message):
     assert gc.isenabled()
 
 
-def test_missing_file_and_folder(tmp_path):
+def test_missing_file_or_folder_is_an_error(tmp_path):
     for path in (tmp_path / "none.json", tmp_path):
         with pytest.raises(TraceError, match="can't read") as caught:
             read_trace(path)
@@ -296,7 +296,7 @@ def test_missing_file_and_folder(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt" or getattr(os, "geteuid", lambda: 0)() == 0, reason="root may read all")
-def test_unreadable_file(tmp_path):
+def test_unreadable_file_is_an_error(tmp_path):
     path = tmp_path / "trace.json"
     path.write_bytes(file_of(event()))
     path.chmod(0)
@@ -304,7 +304,7 @@ def test_unreadable_file(tmp_path):
         read_trace(path)
 
 
-def test_a_file_that_fails_or_vanishes_while_it_is_read(tmp_path, monkeypatch):
+def test_file_that_fails_or_vanishes_is_an_error(tmp_path, monkeypatch):
     path = tmp_path / "trace.json"
     path.write_bytes(file_of(event()))
 
@@ -315,7 +315,7 @@ def test_a_file_that_fails_or_vanishes_while_it_is_read(tmp_path, monkeypatch):
         read_trace(path, progress=vanish)
     assert gc.isenabled()
 
-    path.write_bytes(file_of(event("5", "1"), event("6", "NaN")))  # is read twice
+    path.write_bytes(file_of(event("5", "1"), event("6", "NaN")))  # needs a second read
     second = []
 
     def delete(position, size):
@@ -328,7 +328,7 @@ def test_a_file_that_fails_or_vanishes_while_it_is_read(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress])
-def test_progress_goes_up_to_the_size(tmp_path, monkeypatch, pack):
+def test_progress_reaches_file_size(tmp_path, monkeypatch, pack):
     monkeypatch.setattr(trace_text, "BLOCK_BYTES", 500)
     path = tmp_path / "trace.json"
     path.write_bytes(pack(file_of(*[event(str(n)) for n in range(100)])))
@@ -341,7 +341,7 @@ def test_progress_goes_up_to_the_size(tmp_path, monkeypatch, pack):
     assert positions[-1] == size
 
 
-def test_several_gzip_files_in_one(tmp_path):
+def test_concatenated_gzip_files_are_read(tmp_path):
     raw = file_of(*[event(str(n), name=f"op{n % 7}") for n in range(300)])
     path = tmp_path / "trace.json.gz"
     parts = [raw[at : at + 100] for at in range(0, len(raw), 100)]
@@ -349,7 +349,7 @@ def test_several_gzip_files_in_one(tmp_path):
     for data in (
         b"".join(map(gzip.compress, parts)),
         gzip.compress(b"") + gzip.compress(raw) + gzip.compress(b""),
-        gzip.compress(raw) + b"\0" * 200_000,  # padded, as tapes are
+        gzip.compress(raw) + b"\0" * 200_000,  # padded, as on tapes
         gzip.compress(raw[:500]) + b"\0" * 200_000 + gzip.compress(raw[500:]),
     ):
         path.write_bytes(data)
@@ -362,8 +362,8 @@ def test_several_gzip_files_in_one(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
 @pytest.mark.parametrize("raw", [file_of(event()), file_of(event("1"), event("2"))[:-1], b""])
 @pytest.mark.parametrize("pack", [lambda raw: raw, gzip.compress])
-def test_pipes_are_read_as_files_are(tmp_path, raw, pack):
-    """Also when they have to be read a second time, with care."""
+def test_pipes_are_read_like_files(tmp_path, raw, pack):
+    """Also when damage requires a second, more careful read."""
     pipe = tmp_path / "pipe"
     path = tmp_path / "trace.json"
     os.mkfifo(pipe)
@@ -383,7 +383,7 @@ def test_pipes_are_read_as_files_are(tmp_path, raw, pack):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names")
-def test_a_pipe_without_end_is_refused(tmp_path):
+def test_endless_pipe_is_rejected(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
@@ -403,17 +403,17 @@ def test_a_pipe_without_end_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("limit", "text"), [(int(0.001 * 2**30), "1.02 MiB"), (2**30 * 3 // 2, "1.5 GiB"), (1, "1 B")]
 )
-def test_the_limit_is_said_in_a_unit_that_fits(tmp_path, limit, text):
+def test_limit_is_shown_in_fitting_unit(tmp_path, limit, text):
     assert f"at most {text} of" in str(trace_text.TextFile(tmp_path, limit)._too_large())
 
 
-def test_names_are_not_cut_or_changed():
+def test_names_are_kept_unchanged():
     name = "void kernel<4, at::native::(λ)>(int)"
     raw = json.dumps({"traceEvents": [json.loads(event()) | {"name": name}]}).encode()
     assert parse_trace(raw, "x").names == (name,)
 
 
-def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path):
+def test_gzip_bomb_is_rejected_by_size(tmp_path):
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b" " * 5_000_000))
     with pytest.raises(TraceError, match="KiB of JSON, got more"):
@@ -425,7 +425,7 @@ def test_a_bomb_is_refused_before_it_fills_the_memory(tmp_path):
 
 
 @pytest.mark.parametrize("nested", [b"[", b'{"a":', b'{"traceEvents":[{"ph":"X","args":{"a":'])
-def test_a_million_deep_nesting_is_refused(nested):
+def test_very_deep_nesting_is_rejected(nested):
     with pytest.raises(TraceError):
         parse_trace(nested * 1_000_000, "deep.json")
 
@@ -455,22 +455,22 @@ def timed(cat="cpu_op", name="op", ts=1, dur=1, pid=1, tid=2, **args):
         max_size=8,
     )
 )
-def test_every_way_to_write_a_stamp_gives_its_nanoseconds(parts):
-    """Whole or with decimals, of any length, with exponents, negative: as a decimal says."""
+def test_any_stamp_notation_gives_its_nanoseconds(parts):
+    """Stamps may be negative and have any number of decimals or an exponent; Decimal is the oracle."""
     texts = [f"{base + more}{fraction}{exponent}" for base, more, fraction, exponent in parts]
     exact = [Decimal(text) * 1000 for text in texts]
     kept = [ns for ns in exact if abs(ns) <= 4 * 10**18]
     trace = parse_trace(file_of(*[event(text) for text in texts]), "x")
     got = [int(ns) + trace.base_ns for ns in trace.begin_ns]
     assert trace.num_dropped == len(exact) - len(kept)
-    # More than three decimals are below a nanosecond: rounded, to either side if they lie in the middle.
+    # Beyond three decimals they're below a nanosecond and rounded, to either side if in the middle.
     assert all(abs(ns - other) <= Decimal("0.501") for ns, other in zip(got, sorted(kept), strict=True))
     whole = [ns for ns in kept if ns == int(ns)]
     assert set(map(int, whole)) <= set(got)
 
 
-def test_a_late_epoch_stamp_makes_a_block_exact():
-    """The first kilobytes show small stamps only, and the block has a long one behind them."""
+def test_late_epoch_stamp_makes_block_exact():
+    """The first kilobytes only have small stamps, and the block has a long one after them."""
     small = [event(f"{n}.125") for n in range(200)]
     trace = parse_trace(file_of(*small, event("1712195495502094.567"), event("1712195495502094.568")), "x")
     assert trace.end_ns[-2:].tolist() == [int(trace.begin_ns[-1]) + 999, int(trace.begin_ns[-1]) + 1000]
@@ -478,8 +478,8 @@ def test_a_late_epoch_stamp_makes_a_block_exact():
     assert trace.base_ns == 125
 
 
-def test_late_stamps_a_little_above_what_a_double_holds():
-    """From 2**43 microseconds on, doubles lie two nanoseconds apart."""
+def test_late_stamps_just_beyond_doubles_are_exact():
+    """From 2**43 microseconds on, doubles are two nanoseconds apart."""
     small = [event(f"{n}.125") for n in range(200)]
     late = [event(f"8796093022208.{digits:03}") for digits in range(1, 9)]
     trace = parse_trace(file_of(*small, *late), "x")
@@ -503,8 +503,8 @@ def test_stamps_out_of_range_are_dropped_not_wrapped(stamp):
     assert (len(trace), trace.num_dropped, trace.base_ns) == (1, 1, 1_712_195_495_502_094_500)
 
 
-def test_a_long_text_among_digits_takes_no_memory():
-    """One stamp of 200 kB among 2,000: an array of letters would have 400 MB."""
+def test_long_text_among_digits_takes_no_memory():
+    """With one stamp of 200 kB among 2,000, an array of characters would take 400 MB."""
     texts = [b"1712195495502094.567"] * 2_000 + [b'"' + b"9" * 200_000 + b'"']
     tracemalloc.start()
     ns, usable = begins_ns(texts, are_digits=True)
@@ -515,7 +515,7 @@ def test_a_long_text_among_digits_takes_no_memory():
     assert set(ns[:-1].tolist()) == {1_712_195_495_502_094_567}
 
 
-def test_durations_and_their_limits():
+def test_durations_out_of_range_are_unusable():
     ns, usable = durations_ns([0, 0.001, 1e11, 1.1e11, -0.001, None, 2.0005])
     assert usable.tolist() == [True, True, True, False, False, False, True]
     assert ns[:3].tolist() == [0, 1, 10**14]
@@ -529,27 +529,25 @@ def test_sums_of_the_longest_durations_do_not_overflow():
 
 @pytest.mark.parametrize("odd", [7.0, "x7", "", "7.0", None, [], {}, 2**63, -(2**63) - 1, 10**30, "9" * 19])
 def test_integers_take_whole_numbers_only(odd):
-    """Alone, and among others: whatever is in the same block must not change what a value means."""
+    """Other values in the same block must not change what a value means."""
     assert integers([odd]).tolist() == [-1]
     assert integers([odd, 5], missing=0).tolist() == [0, 5]
     assert integers([odd, None, "x", 5]).tolist() == [-1, -1, -1, 5]
 
 
 @pytest.mark.parametrize("others", [[], [5], [None]])
-def test_numbers_in_quotes_are_numbers(others):
-    """A text of digits can mean nothing else, and ids match only if both sides are read alike."""
+def test_quoted_numbers_are_numbers(others):
+    """Digits can't mean anything else, and ids only match if both sides are read alike."""
     assert integers(["7", *others])[0] == 7
     assert integers(["-7", *others])[0] == -7
     assert positive_floats(["3.5", *others])[0] == 3.5
 
 
-def test_integers_at_their_limits():
+def test_integers_keep_their_limits():
     assert integers([2**63 - 1, -(2**63), 0]).tolist() == [2**63 - 1, -(2**63), 0]
     assert integers([2**63 - 1, -(2**63), None]).tolist() == [2**63 - 1, -(2**63), -1]
     assert integers([]).tolist() == []
-    assert (
-        integers([True, 5]).tolist() == integers([True, 5, None]).tolist()[:2] == [1, 5]
-    )  # as Python has it
+    assert integers([True, 5]).tolist() == integers([True, 5, None]).tolist()[:2] == [1, 5]  # as in Python
 
 
 @pytest.mark.parametrize("odd", ["3.5x", "1e5", None, [], {}, -0.5, 1e300, 10**400, float("nan")])
@@ -560,11 +558,11 @@ def test_positive_floats_take_numbers_only(odd):
         assert column[-1] == 4.0
 
 
-# What is read of an event
+# Fields of an event
 
 
 @pytest.mark.parametrize("value", ["99999999999999999999", '"x"', "7.5", "null", "[]", "7.0"])
-def test_odd_correlations_are_none(value):
+def test_odd_correlations_are_missing(value):
     odd = event(more=f', "args": {{"correlation": {value}, "External id": {value}}}')
     sound = event("2", more=', "args": {"correlation": 5, "External id": 6}')
     trace = parse_trace(file_of(odd, sound), "x")
@@ -572,7 +570,7 @@ def test_odd_correlations_are_none(value):
     assert trace.external_id.tolist() == [-1, 6]
 
 
-def test_external_id_in_both_spellings():
+def test_external_id_is_read_in_both_spellings():
     trace = make(
         timed(ts=1, **{"External id": 5}),
         timed(ts=2, **{"external id": 6}),
@@ -582,8 +580,8 @@ def test_external_id_in_both_spellings():
     assert trace.external_id.tolist() == [5, 6, 7, -1]
 
 
-def test_device_columns():
-    """Streams as numbers, as ROCm's text, as torch 1.9 wrote them in tid, and none; sorted with the trace."""
+def test_device_columns_are_read():
+    """Streams are numbers, text (ROCm), in tid (torch 1.9) or missing; columns are sorted like the trace."""
     trace = make(
         timed("kernel", "late", 9, pid=3, tid=4),
         timed("kernel", "first", 1, pid=0, tid=7, device=1, stream=7, **{
@@ -611,7 +609,7 @@ def memory(ts, size, allocated=-1, **more):
     return {"ph": "i", "name": "[memory]", "pid": 1, "tid": 2, "ts": ts, "args": args}
 
 
-def test_memory_events():
+def test_memory_events_are_read():
     trace = make(
         timed(ts=10),
         memory(30, -64, 0),
@@ -632,13 +630,13 @@ def test_memory_events():
     assert (trace.num_dropped, len(trace), len(memory_rows)) == (1, 1, 4)
 
 
-def test_memory_events_with_epoch_stamps():
+def test_memory_events_keep_epoch_nanoseconds():
     text = json.dumps(memory(1, 8)).replace('"ts": 1,', '"ts": 1712195495502094.569,')
     trace = parse_trace(file_of(event("1712195495502094.567"), text), "x")
     assert trace.allocations.time_ns.tolist() == [2]
 
 
-def test_thread_names():
+def test_thread_names_are_read():
     def named(pid, tid, args):
         return {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": args}
 
@@ -655,7 +653,7 @@ def test_thread_names():
     assert names == {("1", "2"): "thread 2 (python)", ("0", "7"): "stream 7"}
 
 
-def test_shapes_stacks_and_collectives():
+def test_shapes_stacks_and_collectives_are_read():
     collective = {
         "Collective name": "allreduce", "In msg nelems": 10, "Out msg nelems": 20, "Group size": 2,
         "dtype": "Float", "Process Group Name": "0", "Process Group Description": "default_pg",
@@ -692,8 +690,8 @@ def test_shapes_stacks_and_collectives():
     )
 
 
-def test_of_equal_intervals_the_outer_comes_first():
-    """Python functions have no id, operators are numbered as they begin, a call has its operator's."""
+def test_outer_of_equal_intervals_comes_first():
+    """Python functions have no id, operators are numbered in order, and a call has its operator's id."""
     trace = make(
         timed("cuda_runtime", "launch", **{"External id": 6}),
         timed("cpu_op", "inner", **{"External id": 6}),
@@ -776,8 +774,8 @@ def test_blocks_do_not_change_what_is_read(form, block_bytes, monkeypatch, tmp_p
         assert got.names == whole.names
 
 
-def test_a_list_of_that_name_inside_of_another_entry_is_no_events(monkeypatch):
-    """It has many blocks; the file's own list lies in the last one together with its end."""
+def test_nested_trace_events_are_not_events(monkeypatch):
+    """The nested list has many blocks; the file's own list is in the last one, together with its end."""
     raw = json.dumps({"copy": {"traceEvents": BLOCK_EVENTS}, "traceEvents": [timed(name="own")]}).encode()
     for block_bytes in (1_000, 3_000, 2**20):
         monkeypatch.setattr(trace_text, "BLOCK_BYTES", block_bytes)
@@ -786,8 +784,8 @@ def test_a_list_of_that_name_inside_of_another_entry_is_no_events(monkeypatch):
         assert list(trace.metadata) == ["copy"]
 
 
-def test_blocks_are_really_cut(monkeypatch):
-    """So that the test above tests something: many pieces are decoded, and none of them twice."""
+def test_blocks_are_actually_split(monkeypatch):
+    """Makes sure the test above is effective: many pieces are decoded, and none of them twice."""
     raw = FORMS["plain arguments"].encode()
     monkeypatch.setattr(trace_text, "BLOCK_BYTES", 1000)
     cutter = trace_text.EventPieces(trace_text.Text(raw))
@@ -798,8 +796,8 @@ def test_blocks_are_really_cut(monkeypatch):
 
 
 @pytest.mark.parametrize("unit", [b'{"ts": 5}, ', b" ", b'"a": [1], ', b"}", b'},{"x', b'"traceEvents" : '])
-def test_no_text_takes_more_than_linear_work(unit, monkeypatch):
-    """Twice the text, about twice the bytes that are searched; whatever the text is."""
+def test_any_text_takes_linear_work(unit, monkeypatch):
+    """Twice the text means about twice the searched bytes, whatever the text is."""
     searched = []
 
     def count(function):
@@ -824,8 +822,8 @@ def test_no_text_takes_more_than_linear_work(unit, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b" ", b'{"traceEvents": [' + b" " * 1_000, b"x"])
-def test_a_bomb_takes_no_more_memory_than_its_limit_allows(content, tmp_path):
-    """100 MB in 100 kB of gzip, with 1 MB allowed."""
+def test_gzip_bomb_takes_bounded_memory(content, tmp_path):
+    """100 MB in 100 kB of gzip, with a limit of 1 MB."""
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(content + content[-1:] * 100_000_000, 1))
     tracemalloc.start()
@@ -853,8 +851,8 @@ TINY = b'{"ph":"X","name":"a","ts":1.5,"dur":1,"pid":1,"tid":1}'
         (b'{"x":{', b'"x":{},', b'"y":0}}', 6, 3),
     ],
 )
-def test_memory_is_bounded_by_the_text(head, unit, tail, size, ratio, tmp_path):
-    """Whatever it is: 3 bytes of JSON can make an object of 80 bytes, so never more than a block at once."""
+def test_memory_is_bounded_by_text_size(head, unit, tail, size, ratio, tmp_path):
+    """3 bytes of JSON can become an object of 80 bytes, so only one block at a time is decoded."""
     path = tmp_path / "trace.json.gz"
     raw = head + unit * (size * 1_000_000 // len(unit)) + tail
     path.write_bytes(gzip.compress(raw, 1))
@@ -868,8 +866,8 @@ def test_memory_is_bounded_by_the_text(head, unit, tail, size, ratio, tmp_path):
     assert peak < ratio * num_bytes
 
 
-def test_events_of_megabytes(tmp_path):
-    """Long ones are read, also where it takes more than a block to see their end; too long ones are said."""
+def test_events_of_megabytes_are_read_up_to_a_limit(tmp_path):
+    """Long events are read even if they end beyond a block; longer ones are noted."""
     for size, is_read in ((3_000_000, True), (4_150_000, True), (6_000_000, False)):
         long = event("2", name="long", more=f', "args": {{"x": "{"}, {" * (size // 4)}", "correlation": 9}}')
         few = [event(name="before")] * 50 + [long] + [event("3", name="after")] * 50

@@ -1,4 +1,4 @@
-"""Files that are cut off in the middle of a step: only whole steps are in the figures."""
+"""Files cut off in the middle of a step: only whole steps count."""
 
 import json
 
@@ -11,7 +11,7 @@ STEP_US, KERNEL_US, KERNELS, STEPS = 10_000, 3_000, 3, 4
 
 
 def step_events(number):
-    """One step in order of launch: the device computes for 90% of it."""
+    """One step in launch order; the GPU computes for 90% of it."""
     begin = STEP_US * number
     yield event("user_annotation", f"ProfilerStep#{number}", begin, begin + STEP_US, pid=50)
     for place in range(KERNELS):
@@ -26,7 +26,7 @@ def whole_file(order):
     events = [one for number in range(STEPS) for one in step_events(number)]
     if order == "by time":
         events.sort(key=lambda one: one["ts"])
-    elif order == "host first":  # as torch.profiler writes them
+    elif order == "host first":  # as in torch.profiler's files
         events.sort(key=lambda one: one["cat"] not in ("user_annotation", "cpu_op"))
     elif order == "device last":
         events.sort(key=lambda one: one["cat"] == "kernel")
@@ -38,7 +38,7 @@ ORDERS = ["by launch", "by time", "host first", "device last"]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_is_left_of_the_last_step_is_in_no_figure(tmp_path, order):
+def test_cut_off_step_is_in_no_figure(tmp_path, order):
     head, events = whole_file(order)
     kinds = []
     for num_read in range(2, len(events)):
@@ -53,13 +53,13 @@ def test_what_is_left_of_the_last_step_is_in_no_figure(tmp_path, order):
         else:
             assert (verdict.kind, "90%" in verdict.summary) == ("device_bound", True), num_read
             assert not any("have no kernel" in text for text in warnings), num_read
-    assert kinds == sorted(kinds)  # first none is whole, then some are
+    assert kinds == sorted(kinds)  # at first no step is whole, then some are
     assert {"cannot_tell", "device_bound"} == set(kinds)
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_most_whole_steps_are_kept(tmp_path, order):
-    """Of four steps the last one is cut, so at most one more is doubtful."""
+    """The last of four steps is cut off, so at most one more is uncertain."""
     head, events = whole_file(order)
     file = tmp_path / "cut.trace.json"
     file.write_text(head + ",\n".join(events[:-1]) + ",\n" + events[-1][:20])

@@ -1,4 +1,4 @@
-"""Files that are cut off, changed or badly written: what can be read is kept, and what is lost is said."""
+"""Cut-off, damaged or malformed files: readable events are kept, and losses are reported."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ HEAD = {"schemaVersion": 1, "deviceProperties": [{"id": 0}, {"id": 1}], "baseTim
 
 
 def written(is_list, indent, events=EVENTS):
-    """The text of a trace, and the positions at which its events end."""
+    """A trace's text, and the positions at which its events end."""
     texts = [json.dumps(event, indent=indent) for event in events]
     comma = ",\n" if indent else ", "
     head = "[" if is_list else json.dumps(HEAD, indent=indent).rstrip("\n}") + ', "traceEvents": ['
@@ -65,8 +65,8 @@ def truth(events):
 
 @pytest.mark.parametrize("is_list", [False, True])
 @pytest.mark.parametrize("indent", [None, 1])
-def test_cut_at_every_byte(is_list, indent):
-    """Every event that is whole is read, wherever the file ends; without one the file is refused."""
+def test_file_cut_at_any_byte_keeps_whole_events(is_list, indent):
+    """Every whole event is read, wherever the file ends; a file without one is rejected."""
     raw, ends = written(is_list, indent)
     for cut in range(len(raw)):
         kept = sum(end <= cut for end in ends)
@@ -87,7 +87,7 @@ def test_cut_at_every_byte(is_list, indent):
 
 
 @pytest.mark.parametrize("is_list", [False, True])
-def test_cut_gzip_at_every_byte(tmp_path, is_list):
+def test_gzip_cut_at_any_byte_keeps_whole_events(tmp_path, is_list):
     raw, ends = written(is_list, None)
     packed = gzip.compress(raw)
     path = tmp_path / "cut.json.gz"
@@ -106,13 +106,13 @@ def test_cut_gzip_at_every_byte(tmp_path, is_list):
         assert "the gzip file is cut off" in trace.damage[0]
         most = max(most, len(trace))
         assert names(trace)[:kept] == truth(EVENTS[:kept])[: len(trace)]
-        assert len(trace) >= len(truth(EVENTS[:kept])) - 1  # the two libraries may hold back a few bytes
+        assert len(trace) >= len(truth(EVENTS[:kept])) - 1  # the two libraries may buffer a few bytes
     assert most == 6
     assert set(refused) <= {0, 1}
 
 
-def test_a_gzip_file_without_its_end_is_complete(tmp_path):
-    """Its checksum is cut off, its JSON is not."""
+def test_gzip_file_without_checksum_is_complete(tmp_path):
+    """The checksum is cut off, but the JSON isn't."""
     raw, _ = written(False, None)
     path = tmp_path / "cut.json.gz"
     path.write_bytes(gzip.compress(raw)[:-4])
@@ -133,8 +133,8 @@ def many(count=500):
 
 
 @pytest.mark.parametrize("size_of_text", [5_000, 60_000, 3_000_000])
-def test_a_wrong_checksum_costs_nothing_but_trust(tmp_path, size_of_text):
-    """Also where the checksum comes with the last of several blocks."""
+def test_wrong_checksum_is_reported_and_events_are_kept(tmp_path, size_of_text):
+    """The larger texts have the checksum in the last of several blocks."""
     raw = many(size_of_text // 150)
     packed = bytearray(gzip.compress(raw, 1))
     packed[-6] ^= 1
@@ -142,14 +142,14 @@ def test_a_wrong_checksum_costs_nothing_but_trust(tmp_path, size_of_text):
     path.write_bytes(packed)
     trace = read_trace(path)
     (damage,) = trace.damage
-    # What one step of inflating gave is lost where it fails, and that is small.
+    # Only the output of the failing inflate call is lost, and it is small.
     assert len(trace) > size_of_text // 150 - 40
     assert "checksum" in damage
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9, 0.99])
-def test_changed_bytes_in_gzip_cost_what_comes_after_or_the_file(tmp_path, share):
-    """What is inflated from there on is garbage: little of it, or so much that the file is refused."""
+def test_changed_gzip_bytes_lose_what_follows_or_the_file(tmp_path, share):
+    """From there on the text is garbage, possibly so much of it that the file is rejected."""
     packed = bytearray(gzip.compress(many(20_000)))
     path = tmp_path / "trace.json.gz"
     at = int(share * len(packed))
@@ -185,7 +185,7 @@ def test_changed_bytes_in_gzip_cost_what_comes_after_or_the_file(tmp_path, share
     ],
 )
 @pytest.mark.parametrize("indent", [None, 1])
-def test_one_bad_event_among_many_costs_itself(old, new, indent):
+def test_bad_event_among_many_is_left_out(old, new, indent):
     texts = [json.dumps(timed(n), indent=indent).encode() for n in range(500)]
     assert old in texts[250]
     texts[250] = texts[250].replace(old, new, 1)
@@ -202,11 +202,11 @@ def test_one_bad_event_among_many_costs_itself(old, new, indent):
     assert "lost" not in said  # all other events are there
 
 
-def test_bytes_that_are_gone_from_the_middle():
+def test_missing_bytes_in_the_middle_lose_few_events():
     raw = many()
     begin, end = raw.index(b'"op 100 ') + 3, raw.index(b'"op 200 ') + 3
     trace = parse_trace(raw[:begin] + raw[end:], "hole.json")
-    # Event 100 and what follows it are now one event, whose name has both of their halves.
+    # Events 100 and 200 are now one event, whose name has halves of both.
     assert len(trace) == 400
     trace = parse_trace(raw[:begin] + b"\x00" * 1000 + raw[end:], "hole.json")
     assert len(trace) == 399
@@ -216,7 +216,7 @@ def test_bytes_that_are_gone_from_the_middle():
 @pytest.mark.parametrize(
     ("count", "bad", "is_read"), [(99, 1, False), (100, 1, True), (200, 2, True), (200, 3, False)]
 )
-def test_one_percent_of_the_events_may_be_bad(count, bad, is_read):
+def test_one_percent_of_events_may_be_bad(count, bad, is_read):
     events = [timed(n) for n in range(count)]
     for event in events[5 : 5 + bad]:
         event["ts"] = "noon"
@@ -235,15 +235,15 @@ def test_one_percent_of_the_events_may_be_bad(count, bad, is_read):
             parse_trace(raw, "bad.json")
 
 
-def test_entries_that_cannot_be_decoded_are_named():
+def test_undecodable_entries_are_named():
     trace = parse_trace(many().replace(b'"traceName": "t"', b'"traceName": 1e999'), "bad.json")
     assert len(trace) == 500
     assert trace.metadata == HEAD
     assert trace.damage == ("Some entries around the events can't be read: traceName.",)
 
 
-def test_a_damaged_head_is_said():
-    """The time of the first event since 1970 is lost, its distance to the others is not."""
+def test_damaged_head_is_reported():
+    """The first event's time since 1970 is lost, but its distance to the others isn't."""
     raw = many().replace(b'"schemaVersion": 1', b'"schemaVersion": 01')
     trace = parse_trace(raw, "bad.json")
     assert (len(trace), trace.base_ns, trace.metadata) == (500, 0, {"traceName": "t"})
@@ -252,20 +252,20 @@ def test_a_damaged_head_is_said():
     assert second == "Some entries around the events can't be read: everything before the events."
 
 
-def test_a_byte_order_mark_is_no_damage():
+def test_byte_order_mark_is_not_damage():
     trace = parse_trace(b"\xef\xbb\xbf" + many(), "windows.json")
     assert (len(trace), trace.damage, trace.base_ns) == (500, (), 1000)
 
 
-def test_a_second_list_of_events_of_a_wrong_type():
-    """Found by fuzzing: JSON's last entry of a name counts, and it was decoded without a look."""
+def test_second_event_list_of_wrong_type_is_rejected():
+    """Found by fuzzing: the last entry of a name counts in JSON, and its type wasn't checked."""
     with pytest.raises(TraceError):
         parse_trace(b'{"traceEvents": [,{"ph": "X", "name": "a"}, ], "traceEvents": 5}', "odd.json")
 
 
 @pytest.mark.parametrize("form", ['{"traceEvents": [%s]}', "[%s]"])
-def test_nesting_about_as_deep_as_may_be(form):
-    """What can just be decoded alone is one level too deep in a list; how deep depends on the caller."""
+def test_nesting_near_recursion_limit_is_handled(form):
+    """An event at the limit is one level too deep within a list; the limit depends on the caller."""
     sound = [json.dumps(timed(n)) for n in range(100)]
     outcomes = []
     for depth in [*range(700, 1_003), 3_000]:
@@ -277,18 +277,18 @@ def test_nesting_about_as_deep_as_may_be(form):
     assert set(outcomes) == {100, 101}
 
 
-def test_categories_survive_a_careful_reading():
+def test_categories_survive_careful_reading():
     trace = parse_trace(many().replace(b'"dur": 1', b'"dur": NaN', 1), "bad.json")
     assert len(trace.device) == 250
     assert set(trace.category.tolist()) == {Category.CPU_OP, Category.KERNEL}
 
 
-# Anything
+# Random damage
 
 
 @pytest.mark.parametrize("max_bad_share", [0.01, 1.0])
 def test_random_damage_gives_a_report_or_a_trace_error(tmp_path, max_bad_share):
-    """A few of the many that ``tests/support/fuzz_traces.py`` makes; the share lets more of them through."""
+    """A small sample of ``tests/support/fuzz_traces.py``; a larger share lets more files through."""
     bases = base_traces()
     outcomes = set()
     for number in range(40):
@@ -303,8 +303,8 @@ def test_random_damage_gives_a_report_or_a_trace_error(tmp_path, max_bad_share):
     assert gc.isenabled()
 
 
-def test_the_undamaged_traces_are_whole(tmp_path):
-    """So that the damage is what the fuzzing tests."""
+def test_undamaged_base_traces_are_whole(tmp_path):
+    """So fuzzing really tests damage."""
     bases = base_traces()
     assert bases
     for base in bases:

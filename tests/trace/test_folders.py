@@ -1,4 +1,4 @@
-"""Folders with traces: which of their files are taken."""
+"""Selection of trace files in a folder."""
 
 import gzip
 import json
@@ -39,12 +39,12 @@ def written(folder, files):
     ],
 )
 @pytest.mark.parametrize("names", [["rank0.json.gz", "node0_rank1.json.gz"], ["gpu.json"]])
-def test_traces_of_any_name(tmp_path, names, text):
+def test_traces_of_any_name_are_found(tmp_path, names, text):
     written(tmp_path, {**OTHERS, **dict.fromkeys(names, text)})
     assert sorted(file.name for file in trace_files(tmp_path)) == sorted(names)
 
 
-def test_report_of_traces_of_any_name(tmp_path):
+def test_report_covers_traces_of_any_name(tmp_path):
     written(tmp_path, {**OTHERS, "rank0.json.gz": TRACE, "rank1.json.gz": TRACE})
     assert [one.rank for one in analyze(tmp_path).summary.traces] == [0, 1]
 
@@ -54,13 +54,13 @@ def test_names_with_trace_come_first(tmp_path):
     assert [file.name for file in trace_files(tmp_path)] == ["a.pt.trace.json"]
 
 
-def test_folder_without_traces(tmp_path):
+def test_folder_without_traces_is_an_error(tmp_path):
     with pytest.raises(TraceError, match=re.escape("no trace files (*.json or *.json.gz)")):
         trace_files(written(tmp_path, OTHERS))
 
 
-def test_only_the_start_of_a_file_is_read(tmp_path):
-    """A data set may lie in the folder."""
+def test_only_start_of_file_is_read(tmp_path):
+    """The folder may contain a dataset."""
     far = json.dumps([{"ids": [12345678] * 200_000}, *STEPS])
     written(tmp_path, {"data.json": far, "rank0.json": TRACE})
     assert [file.name for file in trace_files(tmp_path)] == ["rank0.json"]

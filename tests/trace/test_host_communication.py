@@ -1,4 +1,4 @@
-"""Communication of the host itself: it is no late launch, and no time of it counts twice."""
+"""Communication on the CPU isn't a late launch, and its time counts once."""
 
 import json
 
@@ -14,7 +14,7 @@ INFO = {"distributedInfo": {"backend": "any", "rank": 0, "world_size": 4}}
 
 
 def steps(host_range, category="user_annotation", num_steps=6):
-    """Steps of 10 ms: 4 ms of communication on the host, then 4.5 ms of work, and nothing beside them."""
+    """Steps of 10 ms with 4 ms of communication on the CPU, then 4.5 ms of GPU work, and nothing else."""
     found = []
     for step in range(num_steps):
         begin = STEP * step
@@ -57,7 +57,7 @@ RANGES = [
 
 @pytest.mark.parametrize("category", ["user_annotation", "cpu_op"])
 @pytest.mark.parametrize("name", RANGES)
-def test_the_step_is_bound_by_communication(report_of, name, category):
+def test_step_is_communication_bound(report_of, name, category):
     report = report_of(steps(name, category), **INFO)
     assert report.verdict.kind == "communication_bound"
     assert "40%" in report.verdict.summary
@@ -72,7 +72,7 @@ def test_the_step_is_bound_by_communication(report_of, name, category):
     assert "comm.py" not in found["launch_bound"].summary
 
 
-def test_the_tables_agree(report_of):
+def test_tables_agree(report_of):
     report = report_of(steps("ucc:all_gather"), **INFO)
     assert rows_of(report, "distributed")["Communication"]
     causes = rows_of(report, "critical_path")
@@ -85,8 +85,8 @@ def test_the_tables_agree(report_of):
         assert sum(parts) == idle["Idle"][key]
 
 
-def test_the_device_computes_in_all_its_busy_time(report_of):
-    """Communication on the host keeps no device busy."""
+def test_busy_gpu_time_is_computing(report_of):
+    """Communication on the CPU doesn't keep the GPU busy."""
     card = report_of(steps("gloo:all_reduce"), **INFO).step_card
     parts = {part.key: part.ns for part in card.device}
     assert parts["computing"] == pytest.approx(4_500_000)
@@ -105,7 +105,7 @@ def test_the_device_computes_in_all_its_busy_time(report_of):
         "any:reduced",
     ],
 )
-def test_other_ranges_are_no_communication(report_of, name):
+def test_other_ranges_are_not_communication(report_of, name):
     assert report_of(steps(name), **INFO).verdict.kind == "host_bound"
 
 
@@ -114,7 +114,7 @@ def rows_that_talk(*events):
     return [timeline.trace.name_of(row) for row in host_communication(timeline).tolist()]
 
 
-def test_ranges_that_launch_their_kernels_only_ask():
+def test_ranges_that_launch_kernels_are_not_cpu_communication():
     asking = [
         event("user_annotation", "cncl:all_reduce", 0, 10),
         event("cpu_op", "inner", 1, 9),
@@ -126,7 +126,7 @@ def test_ranges_that_launch_their_kernels_only_ask():
     assert rows_that_talk(*asking) == ["cncl:all_gather"]
 
 
-def test_a_copy_in_a_range_asks_for_nothing():
+def test_copy_in_range_does_not_count_as_launch():
     events = [
         event("user_annotation", "ucc:all_reduce", 0, 10),
         event("cuda_runtime", "cudaMemcpyAsync", 2, 3, correlation=1),
@@ -135,7 +135,7 @@ def test_a_copy_in_a_range_asks_for_nothing():
     assert rows_that_talk(*events) == ["ucc:all_reduce"]
 
 
-def test_communication_in_a_fetch_is_the_fetch(report_of):
+def test_communication_in_fetch_counts_as_fetch(report_of):
     fetches = [
         event(
             "user_annotation",

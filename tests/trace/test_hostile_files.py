@@ -1,4 +1,4 @@
-"""A file from elsewhere is shown, or refused with one error of ours: nothing else, and soon."""
+"""A file from elsewhere is either shown or rejected quickly with one of our errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NAMES = frozenset(
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """What a real fit saves, with everything on."""
+    """The run.json of a real fit with everything enabled."""
     folder = tmp_path_factory.mktemp("good")
     everything = dict.fromkeys(("flops", "sampling", "profile_memory"), True)
     run_fit(folder, active=2, wait=2, repeat=2, **everything)
@@ -57,11 +57,11 @@ def show(tmp_path):
     return show
 
 
-def test_the_good_one_is_shown(good, show):
+def test_valid_run_is_shown(good, show):
     assert "Perf Summary" in show(good)
 
 
-def test_mutations_are_shown_or_refused(good, show):
+def test_mutations_are_shown_or_rejected(good, show):
     outcomes = {"shown": 0, "refused": 0}
     lengths = []
     for seed in range(NUM_MUTATIONS):
@@ -160,11 +160,11 @@ ODD = {
     "modules without the model": lambda content: rank(content)["model_cost"]["modules"].pop(0),
     "modules before those around them": lambda content: rank(content)["model_cost"]["modules"].reverse(),
 }
-"""Their types and ranges are right; what they lead to is shown, or is one error of ours."""
+"""Types and ranges are valid; the result is shown or is one of our errors."""
 
 
 @pytest.mark.parametrize("spoil", REFUSED.values(), ids=REFUSED)
-def test_wrong_types_and_numbers_out_of_range_are_refused(good, show, spoil):
+def test_wrong_types_and_ranges_are_rejected(good, show, spoil):
     content = json.loads(json.dumps(good))
     spoil(content)
     with pytest.raises(ArchiveError, match="damaged"):
@@ -172,7 +172,7 @@ def test_wrong_types_and_numbers_out_of_range_are_refused(good, show, spoil):
 
 
 @pytest.mark.parametrize("spoil", ODD.values(), ids=ODD)
-def test_what_nobody_measured_is_shown_or_refused(good, show, spoil):
+def test_impossible_runs_are_shown_or_rejected(good, show, spoil):
     content = json.loads(json.dumps(good))
     spoil(content)
     with suppress(ArchiveError):
@@ -180,7 +180,7 @@ def test_what_nobody_measured_is_shown_or_refused(good, show, spoil):
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "list", "tensorboard"])
-def test_what_leads_to_an_error_is_one_sentence(good, tmp_path, monkeypatch, capsys, command):
+def test_internal_error_is_one_line(good, tmp_path, monkeypatch, capsys, command):
     content = json.loads(json.dumps(good))
     content["info"]["config"]["ignore_modules"] = 7
     for name in ("one", "two"):
@@ -198,16 +198,16 @@ def test_what_leads_to_an_error_is_one_sentence(good, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     "raw", [b"[" * 10**6, b'{"a":' * 10**6, b"1" * 10**5, b"\xff\xfe{}", b'"' + b"x" * 10**7]
 )
-def test_no_archive_at_all_is_refused(show, raw):
+def test_content_that_is_not_a_run_is_rejected(show, raw):
     with pytest.raises(ArchiveError) as caught:
         show(raw)
     assert len(str(caught.value)) < 2_000
 
 
-# What is no regular file
+# Special files
 
 
-def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path, good):
+def test_pipe_without_writer_does_not_block(tmp_path, good):
     os.mkfifo(tmp_path / "run.json")
     with pytest.raises(ArchiveError, match="not a regular file"):
         load_run(tmp_path)
@@ -225,7 +225,7 @@ def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path, good):
 
 
 @pytest.mark.skipif(not stat.S_ISCHR(Path("/dev/zero").stat().st_mode), reason="no /dev/zero")
-def test_a_device_without_end_is_refused(tmp_path):
+def test_endless_device_is_rejected(tmp_path):
     (tmp_path / "run.json").symlink_to("/dev/zero")
     with pytest.raises(ArchiveError, match="not a regular file"):
         load_run(tmp_path)
@@ -234,16 +234,16 @@ def test_a_device_without_end_is_refused(tmp_path):
         analyze(tmp_path / "trace.json")
 
 
-def test_a_file_beyond_all_archives_is_refused(tmp_path, monkeypatch):
+def test_huge_file_is_rejected(tmp_path, monkeypatch):
     with (tmp_path / "run.json").open("wb") as file:
-        file.truncate(2**40)  # it has holes and takes no room
+        file.truncate(2**40)  # sparse, so it takes no space
     monkeypatch.setattr(opening, "MAX_ARCHIVE_BYTES", 2**20)
     with pytest.raises(ArchiveError, match="larger than 1 MiB"):
         load_run(tmp_path)
 
 
-def test_a_small_file_with_endless_events_is_refused_early(tmp_path, monkeypatch):
-    """Told by what was read: a text that is hundreds of times as large as its gzip file is no trace."""
+def test_small_file_with_endless_events_is_rejected_early(tmp_path, monkeypatch):
+    """A text hundreds of times as large as its gzip file isn't a trace."""
     path = tmp_path / "trace.json.gz"
     path.write_bytes(gzip.compress(b'{"traceEvents": [' + b"{}," * 10**7 + b"{}]}"))
     monkeypatch.setattr(trace_text, "_LOOSE_BYTES", 2**22)
@@ -253,8 +253,8 @@ def test_a_small_file_with_endless_events_is_refused_early(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("broken", [b"", b"{]},"], ids=["whole", "damaged"])
-def test_many_events_that_say_nothing_end_the_reading_early(tmp_path, monkeypatch, broken):
-    """However well or badly the file is packed: the work is counted by what was decoded."""
+def test_many_empty_events_end_reading_early(tmp_path, monkeypatch, broken):
+    """The limit counts decoded events, so it doesn't depend on compression."""
     decoded = []
     decode = trace_columns.decode_events
 
@@ -273,14 +273,14 @@ def test_many_events_that_say_nothing_end_the_reading_early(tmp_path, monkeypatc
     assert sum(decoded) < 500_000
 
 
-def test_events_as_small_as_can_be_are_read_however_many(monkeypatch):
+def test_any_number_of_smallest_events_is_read(monkeypatch):
     monkeypatch.setattr(trace_text, "_MANY_EVENTS", 10)
     smallest = b'{"ph":"X","name":"a","ts":%d,"dur":1}'
     text = b'{"traceEvents": [' + b",\n".join(smallest % (10_000 + n) for n in range(5_000)) + b"]}"
     assert len(chrome.parse_trace(text, "small")) == 5_000
 
 
-# What is nowhere
+# Impossible paths
 
 
 class BadPath(os.PathLike):
@@ -304,7 +304,7 @@ READERS = [(read_report, ArchiveError), (analyze, TraceError)]
 
 @pytest.mark.parametrize("path", IMPOSSIBLE)
 @pytest.mark.parametrize(("read", "kind"), READERS)
-def test_an_impossible_path_is_refused_in_one_sentence(read, kind, path):
+def test_impossible_path_is_rejected_in_one_line(read, kind, path):
     with pytest.raises(kind, match="can't read ") as caught:
         read(IMPOSSIBLE[path])
     assert len(str(caught.value)) < 1_000
@@ -312,7 +312,7 @@ def test_an_impossible_path_is_refused_in_one_sentence(read, kind, path):
 
 
 @pytest.mark.parametrize(("read", "kind"), READERS)
-def test_paths_that_lead_nowhere(read, kind, tmp_path):
+def test_paths_that_lead_nowhere_are_rejected(read, kind, tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "file").write_text("text")
     for place in ("loop", "loop/below", "file/below", "none"):
@@ -321,7 +321,7 @@ def test_paths_that_lead_nowhere(read, kind, tmp_path):
         assert str(caught.value).isprintable()
 
 
-def test_an_error_is_one_line_of_bounded_length():
+def test_error_is_one_line_of_bounded_length():
     error = ArchiveError("\x1b[2J\x1b]0;gone\x07\x9b31m\u202e\u2028\udce9\n" + "x" * 3_000_000 + "the end")
     assert len(str(error)) <= 4_100
     assert str(error).isprintable()
@@ -329,11 +329,11 @@ def test_an_error_is_one_line_of_bounded_length():
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-# What may not be read
+# Missing permissions
 
 
 class _Forbidden:
-    """Root may read everything, so folders are forbidden by hand."""
+    """Denies access to a folder by patching, because root can read everything."""
 
     def __init__(self, monkeypatch, folder):
         ask = Path.stat
@@ -348,7 +348,7 @@ class _Forbidden:
 
 
 @pytest.mark.parametrize("command", [("report",), ("compare", "."), ("tensorboard", "--logdir", "logs")])
-def test_a_folder_that_may_not_be_read_is_said_to_be_so(tmp_path, monkeypatch, capsys, command):
+def test_unreadable_folder_is_reported(tmp_path, monkeypatch, capsys, command):
     folder = tmp_path / "closed"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
@@ -359,10 +359,10 @@ def test_a_folder_that_may_not_be_read_is_said_to_be_so(tmp_path, monkeypatch, c
     assert "can't write" not in told
 
 
-# What the dashboard reads
+# Dashboard blobs
 
 
-def test_a_small_blob_with_endless_content_is_refused(monkeypatch):
+def test_compressed_bomb_in_blob_is_rejected(monkeypatch):
     monkeypatch.setattr(columns, "MAX_UNPACKED_BYTES", 2**20)
     packed = zlib.compress(b" " * 2**24)
     with pytest.raises(ArchiveError, match="more than 1,048,576 bytes"):
@@ -371,15 +371,15 @@ def test_a_small_blob_with_endless_content_is_refused(monkeypatch):
         unpack_columns(packed)
 
 
-def test_a_blob_that_is_cut_off_is_refused():
+def test_cut_off_blob_is_rejected():
     with pytest.raises(ArchiveError, match="cut off"):
         unpack_profile(zlib.compress(b'{"head": {"schema_version": 1}}')[:-3])
 
 
-# Half a surrogate pair
+# Lone surrogates
 
 
-def test_half_a_surrogate_pair_in_any_text_of_a_run_is_saved_and_shown(good, tmp_path):
+def test_lone_surrogate_in_any_text_is_saved_and_shown(good, tmp_path):
     path = tmp_path / "run.json"
     path.write_bytes(as_text(good))
     run = load_run(path)

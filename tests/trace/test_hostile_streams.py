@@ -1,4 +1,4 @@
-"""Nothing that is printed ends a fit or costs the report, whatever the standard streams do."""
+"""Printing never ends a fit or loses the report, whatever the standard streams do."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ NUM_STEPS = 8
 
 
 class Unspeakable(Exception):
-    """Cannot be told."""
+    """Its message can't be shown."""
 
     def __str__(self):
         raise RecursionError
 
 
 class Untellable(Exception):
-    """Its message is no text."""
+    """Its message isn't text."""
 
     def __str__(self):
         return 3  # noqa: PLE0307
 
 
 class Stream(io.StringIO):
-    """Takes text until it is told to fail."""
+    """Takes text, or fails with an error at a given method."""
 
     def __init__(self, error=None, at="write", encoding="utf-8", is_terminal=False):
         super().__init__()
@@ -78,7 +78,7 @@ class Stream(io.StringIO):
 
 
 class Silent:
-    """A standard output that is none."""
+    """A standard output without any methods."""
 
 
 def recurse(*args, **kwargs):
@@ -111,7 +111,7 @@ STREAMS = {
 
 
 def fit(folder, *others, **trainer):
-    """One fit that prints its report; returns the callback and the weights."""
+    """Run a fit that prints its report; returns the callback and the weights."""
     torch.manual_seed(3)
     callback, module = make_callback(folder, terminal=True, active=0), Net()
     made = make_trainer(folder, callback, *others, **trainer)
@@ -121,7 +121,7 @@ def fit(folder, *others, **trainer):
 
 
 def check(callback, folder, messages, expected):
-    """The report is there, in memory and on disk."""
+    """The report exists in memory and on disk."""
     assert "Net, 8 training steps (finished)" in callback.report.title
     assert len(steps_of(callback)) == NUM_STEPS
     assert report_of(folder)["summary"]["run"]["status"] == "finished"
@@ -131,7 +131,7 @@ def check(callback, folder, messages, expected):
 
 @pytest.mark.parametrize("is_terminal", [False, True])
 @pytest.mark.parametrize("name", STREAMS)
-def test_a_standard_output_that_fails(tmp_path, monkeypatch, name, is_terminal):
+def test_failing_standard_output_warns_once(tmp_path, monkeypatch, name, is_terminal):
     stream = STREAMS[name]()
     if isinstance(stream, Stream):
         stream._is_terminal = is_terminal
@@ -142,7 +142,7 @@ def test_a_standard_output_that_fails(tmp_path, monkeypatch, name, is_terminal):
     assert "couldn't write to terminal" in messages[0]
 
 
-def test_no_standard_output(tmp_path, monkeypatch):
+def test_missing_standard_output_is_silent(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with our_warnings() as messages:
         callback, _ = fit(tmp_path)
@@ -153,7 +153,7 @@ def test_no_standard_output(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "utf-8", None, "no-such-encoding", 7])
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_a_standard_output_with_another_encoding(tmp_path, monkeypatch, encoding, is_terminal):
+def test_standard_output_with_any_encoding_gets_report(tmp_path, monkeypatch, encoding, is_terminal):
     class Encoding(Stream):
         def write(self, text):
             if encoding in {"ascii", "latin-1", "cp437"}:
@@ -172,8 +172,8 @@ def test_a_standard_output_with_another_encoding(tmp_path, monkeypatch, encoding
 @pytest.mark.skipif(
     sys.getfilesystemencoding() != "utf-8", reason="the file system's encoding has no name for the folder"
 )
-def test_a_stream_that_does_not_know_its_encoding(tmp_path, monkeypatch):
-    class Tee(Silent):  # as people write it, with a file of Windows behind it
+def test_stream_without_encoding_gets_report(tmp_path, monkeypatch):
+    class Tee(Silent):  # a common recipe, here with a Windows file behind it
         written = ""
 
         def write(self, text):
@@ -189,7 +189,7 @@ def test_a_stream_that_does_not_know_its_encoding(tmp_path, monkeypatch):
     assert "\\u2603/modelprof" in stream.written
 
 
-def test_a_standard_output_that_does_not_say_what_it_is(tmp_path, monkeypatch):
+def test_failing_isatty_is_harmless(tmp_path, monkeypatch):
     stream = Stream(OSError("nobody knows"), at="isatty")
     monkeypatch.setattr(sys, "stdout", stream)
     with our_warnings() as messages:
@@ -198,8 +198,8 @@ def test_a_standard_output_that_does_not_say_what_it_is(tmp_path, monkeypatch):
     assert " training steps (" in stream.getvalue()
 
 
-def test_a_live_display_whose_reader_has_gone(monkeypatch):
-    """rich's Console leaves the program by SystemExit when nobody reads what it prints."""
+def test_closed_reader_of_live_display_is_broken_pipe(monkeypatch):
+    """rich's Console raises SystemExit when the reader of its output is gone."""
 
     class Gone(Stream):
         def write(self, text):
@@ -213,7 +213,7 @@ def test_a_live_display_whose_reader_has_gone(monkeypatch):
         print_report(gpu_report())
 
 
-def test_ctrl_c_while_the_report_is_printed(tmp_path, monkeypatch):
+def test_ctrl_c_during_report_keeps_report(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Stream(KeyboardInterrupt()))
     torch.manual_seed(3)
     callback = make_callback(tmp_path, terminal=True, active=0)
@@ -222,7 +222,7 @@ def test_ctrl_c_while_the_report_is_printed(tmp_path, monkeypatch):
     check(callback, tmp_path, [], expected=0)
 
 
-# Where an error cannot even be told
+# Errors that can't be shown
 
 TELLERS = {
     "warnings": lambda patch, error: patch.setattr(warnings, "warn", without_ours(error)),
@@ -263,7 +263,7 @@ class Deaf(logging.Handler):
     "error", [RecursionError(), ValueError("I/O operation on closed file"), Unspeakable()]
 )
 @pytest.mark.parametrize("name", TELLERS)
-def test_the_teller_fails_too(tmp_path, monkeypatch, name, error):
+def test_failing_warnings_and_logs_are_harmless(tmp_path, monkeypatch, name, error):
     _, expected = fit(tmp_path / "plain")
     monkeypatch.setattr(sys, "stdout", Stream(error))
     handler = Deaf()
@@ -282,7 +282,7 @@ def test_the_teller_fails_too(tmp_path, monkeypatch, name, error):
 
 
 class Breaking(CSVLogger):
-    """Fails for the figures of the callback, so that there is something to tell during the fit."""
+    """Fails for the callback's figures, so that the fit has something to warn about."""
 
     def log_metrics(self, metrics, step=None):
         if any(name.startswith("modelprof/") for name in metrics):
@@ -290,7 +290,7 @@ class Breaking(CSVLogger):
 
 
 @pytest.mark.logs_warnings
-def test_an_internal_error_that_cannot_be_told(tmp_path, monkeypatch):
+def test_internal_error_that_cannot_be_shown_aborts_run(tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "_on_boundary", raiser(Unspeakable()))
     monkeypatch.setattr(warnings, "warn", without_ours(RecursionError()))
     logger, handler = logging.getLogger("lightning_modelprof"), Deaf()
@@ -302,7 +302,7 @@ def test_an_internal_error_that_cannot_be_told(tmp_path, monkeypatch):
     assert callback.run.info.status == "aborted"
 
 
-def test_samples_that_cannot_be_told(tmp_path):
+def test_samples_fn_error_without_message_warns_once(tmp_path):
     def count(batch):
         raise Unspeakable
 
@@ -314,7 +314,7 @@ def test_samples_that_cannot_be_told(tmp_path):
     assert "samples_fn raised Unspeakable (message can't be shown)" in messages[0]
 
 
-def test_what_is_told_of_an_error():
+def test_errors_are_described_briefly():
     assert describe_error(ValueError("no")) == "ValueError: no"
     assert (
         describe_error(Unspeakable())
@@ -331,7 +331,7 @@ def test_what_is_told_of_an_error():
 
 
 @pytest.mark.parametrize("metrics", [None, (), {"loss": 1.0}])
-def test_a_bar_with_metrics_of_its_own(tmp_path, metrics):
+def test_progress_bar_keeps_its_own_metrics(tmp_path, metrics):
     class Bar(ProgressBar):
         shown = ()
 
@@ -354,7 +354,7 @@ def test_a_bar_with_metrics_of_its_own(tmp_path, metrics):
 
 
 @pytest.mark.parametrize("at", ["write", "isatty", "flush"])
-def test_progress_that_cannot_be_shown(monkeypatch, at):
+def test_failing_progress_display_is_harmless(monkeypatch, at):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setattr(sys, "stderr", Stream(OSError(5, "Input/output error"), at=at, is_terminal=True))
     with show_progress("a trace") as tell:
@@ -362,7 +362,7 @@ def test_progress_that_cannot_be_shown(monkeypatch, at):
             tell(done * 10**7, 3 * 10**7)
 
 
-def test_no_progress_over_another_live_display(monkeypatch):
+def test_progress_is_not_shown_over_live_display(monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = Stream(is_terminal=True)
     monkeypatch.setattr(sys, "stderr", stream)
@@ -373,7 +373,7 @@ def test_no_progress_over_another_live_display(monkeypatch):
         assert "a trace" not in stream.getvalue()[begin:]
 
 
-def test_a_report_is_printed_once_where_another_callback_ends_the_fit(tmp_path, capsys):
+def test_report_is_printed_once_if_another_callback_fails(tmp_path, capsys):
     class Last(Callback):
         def on_train_end(self, *args):
             assert "Perf Summary" not in capsys.readouterr().out, "a bar may still be open"

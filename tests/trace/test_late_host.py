@@ -1,4 +1,4 @@
-"""What the host does while the device is idle, and short traces: the same verdict whatever their length."""
+"""CPU work while the GPU is idle, and verdicts that don't depend on the number of steps."""
 
 import json
 
@@ -12,7 +12,7 @@ STEP_US = 10_000
 
 
 def step_events(number, inside):
-    """One step: 4 ms of a kernel, launched at its begin, then what the host does."""
+    """One step: a kernel of 4 ms, launched at the start, then the given CPU work."""
     begin = STEP_US * number
     return [
         event("user_annotation", f"ProfilerStep#{number}", begin, begin + STEP_US - 10, pid=50),
@@ -52,8 +52,8 @@ def finding_of(report, kind="launch_bound"):
 @pytest.mark.parametrize(
     "inside", [nothing, lambda begin: [event("cpu_op", "aten::sort", begin + 200, begin + 9900, pid=50)]]
 )
-def test_verdict_does_not_depend_on_the_number_of_steps(tmp_path, num_steps, inside):
-    """The device is idle after its last event, because the host has launched nothing more."""
+def test_verdict_does_not_depend_on_step_count(tmp_path, num_steps, inside):
+    """The GPU is idle after its last event, because the CPU launched nothing more."""
     verdict = report_of(tmp_path, inside, num_steps).verdict
     assert verdict.kind == "host_bound"
     assert verdict.accounted_ratio == pytest.approx(1.0, abs=0.02)
@@ -64,8 +64,8 @@ def waits_for_the_kernel(begin):
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 4, 6, 12])
-def test_cost_of_a_wait_does_not_depend_on_the_number_of_steps(tmp_path, num_steps):
-    """After its last event the device is idle for 3.9 ms of the wait, as it is in each step before."""
+def test_cost_of_wait_does_not_depend_on_step_count(tmp_path, num_steps):
+    """After its last event the GPU is idle for 3.9 ms of the wait, as in every step before."""
     report = report_of(tmp_path, waits_for_the_kernel, num_steps)
     assert report.verdict.kind == "sync_bound"
     assert saved_ms(finding_of(report, "host_device_sync")) == pytest.approx(3.94, abs=0.01)
@@ -80,7 +80,7 @@ WORK = {
     "<built-in method acquire of _thread.lock object> (a lock)": lambda begin: [
         event(
             "python_function",
-            f"<built-in method acquire of _thread.lock object at 0x7f3a{begin:08x}>",  # each step has its own
+            f"<built-in method acquire of _thread.lock object at 0x7f3a{begin:08x}>",  # its own per step
             begin + 200,
             begin + 9900,
             pid=50,
@@ -91,7 +91,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("what", WORK)
-def test_what_fills_the_gap_is_named(tmp_path, what):
+def test_work_in_gap_is_named(tmp_path, what):
     report = report_of(tmp_path, WORK[what])
     finding = finding_of(report)
     assert what in finding.summary
@@ -100,7 +100,7 @@ def test_what_fills_the_gap_is_named(tmp_path, what):
 
 
 @pytest.mark.parametrize("what", ["aten::sort", "Python code in augment"])
-def test_share_of_the_critical_path(tmp_path, what):
+def test_critical_path_share_is_evidence(tmp_path, what):
     finding = finding_of(report_of(tmp_path, WORK[what]))
     share = next(one.value for one in finding.evidence if one.label == "share of the critical path")
     assert share == pytest.approx(0.97, abs=0.04)
@@ -108,7 +108,7 @@ def test_share_of_the_critical_path(tmp_path, what):
 
 
 def many_launches(begin):
-    """A host that launches small kernels all the time."""
+    """A CPU that constantly launches small kernels."""
     found = []
     for place in range(50):
         at = begin + 4200 + 110 * place
@@ -121,12 +121,12 @@ def many_launches(begin):
     return found
 
 
-def test_a_host_that_launches_all_the_time_has_to_launch_less(tmp_path):
+def test_constant_launches_get_advice_to_launch_less(tmp_path):
     assert "fewer small operators" in finding_of(report_of(tmp_path, many_launches)).action
 
 
-def test_milliseconds_are_those_of_the_table(tmp_path):
-    """Also where the first step is longer than the others, which do not count it."""
+def test_evidence_matches_table(tmp_path):
+    """This holds even if the first step is longer than the others and doesn't count."""
 
     def longer_first(begin):
         kernel = event("kernel", "sgemm", 130 + 4000, 30_000, pid=0, tid=7, device=0, stream=7, correlation=1)
@@ -149,8 +149,8 @@ def saved_ms(finding):
     return finding.saving_ns_per_step / 1e6
 
 
-def test_time_is_what_the_named_work_covers_of_the_gaps(tmp_path):
-    """The gap of 5.99 ms is longer than the function, which also runs before it."""
+def test_saving_is_gap_time_of_named_work(tmp_path):
+    """The function covers only part of the gap of 5.99 ms, and also runs before it."""
     report = report_of(
         tmp_path,
         lambda begin: [
@@ -178,7 +178,7 @@ def test_time_is_what_the_named_work_covers_of_the_gaps(tmp_path):
         ("/opt/lib/python3.12/site-packages/redis/client.py(9): get", "make"),
     ],
 )
-def test_users_function_above_a_library_is_named_first(tmp_path, innermost, said, library):
+def test_user_function_above_library_is_named_first(tmp_path, innermost, said, library):
     report = report_of(
         tmp_path,
         lambda begin: [
@@ -198,8 +198,8 @@ def test_users_function_above_a_library_is_named_first(tmp_path, innermost, said
 FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
-def test_fetch_is_no_part_of_other_work(tmp_path):
-    """4 ms of a kernel, 2 ms of nothing, and a fetch of 3.9 ms until the next step."""
+def test_fetch_is_not_part_of_other_work(tmp_path):
+    """A kernel of 4 ms, 2 ms of nothing, and a fetch of 3.9 ms until the next step."""
     inside = [
         event("user_annotation", FETCH, 6050, 9950, pid=50),
         frame("queue.py(154): get", 6060, 9940),
@@ -216,8 +216,8 @@ def test_fetch_is_no_part_of_other_work(tmp_path):
     assert saved_ms(finding_of(report, "input_bound")) == pytest.approx(3.9)
 
 
-def test_other_work_is_only_that_of_the_phases_that_launch(tmp_path):
-    """What a callback takes is in the gap, but not in the phases of which the finding speaks."""
+def test_other_work_is_limited_to_launching_phases(tmp_path):
+    """The callback is in the gap, but not in the phases that the finding is about."""
 
     def inside(begin):
         return [

@@ -1,4 +1,4 @@
-"""Traces of several ranks are analyzed by several processes, with the same report and the same errors."""
+"""Several processes analyze the traces of several ranks, with the same report and errors as one process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def helpers(monkeypatch):
-    """The processes that were started; the machine has two processors."""
+    """The started processes, on a machine with two CPUs."""
     started = []
 
     class Helper(reading_traces._Helper):
@@ -46,7 +46,7 @@ def alone(paths, monkeypatch):
         return analyze_files(paths)
 
 
-def test_the_report_is_that_of_one_process(folder, helpers, monkeypatch):
+def test_report_matches_single_process(folder, helpers, monkeypatch):
     report = analyze_files([folder])
     (helper,) = helpers
     assert len(helper.answers()) == 1
@@ -55,8 +55,8 @@ def test_the_report_is_that_of_one_process(folder, helpers, monkeypatch):
     assert len(helpers) == 1
 
 
-def test_a_trace_is_gone_when_the_next_one_is_read(folder, monkeypatch):
-    """Its facts are lazy, but of several traces none is kept for them."""
+def test_trace_is_freed_before_next_one_is_read(folder, monkeypatch):
+    """Facts are lazy, but with several traces none is kept in memory for them."""
     alive, read = [], reading_traces.read_with_progress
 
     def count(*args):
@@ -69,7 +69,7 @@ def test_a_trace_is_gone_when_the_next_one_is_read(folder, monkeypatch):
     assert alive == [alive[0]] * 2
 
 
-def test_what_a_process_does_not_answer_is_done_here(folder, helpers, monkeypatch, tmp_path):
+def test_unanswered_work_is_done_in_main_process(folder, helpers, monkeypatch, tmp_path):
     (python := tmp_path / "python").symlink_to(shutil.which("false"))
     monkeypatch.setattr(sys, "executable", str(python))
     report = analyze_files([folder])
@@ -78,14 +78,14 @@ def test_what_a_process_does_not_answer_is_done_here(folder, helpers, monkeypatc
     assert render_json(report) == render_json(alone([folder], monkeypatch))
 
 
-def test_no_other_process_can_be_started(folder, helpers, monkeypatch):
+def test_report_is_complete_if_no_process_starts(folder, helpers, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(folder / "none"))
     report = analyze_files([folder])
     assert not helpers
     assert render_json(report) == render_json(alone([folder], monkeypatch))
 
 
-def test_an_error_is_the_same_and_ends_the_others(folder, helpers, monkeypatch):
+def test_error_is_the_same_and_ends_other_processes(folder, helpers, monkeypatch):
     broken = folder / "broken.trace.json"
     broken.write_text("hello")
     files = [*sorted(folder.glob("*.gz")), broken]
@@ -97,7 +97,7 @@ def test_an_error_is_the_same_and_ends_the_others(folder, helpers, monkeypatch):
     assert all(helper._process.returncode is not None for helper in helpers)
 
 
-def test_a_few_megabytes_are_for_one_process(folder, helpers, monkeypatch):
+def test_small_traces_use_one_process(folder, helpers, monkeypatch):
     monkeypatch.setattr(reading_traces, "_HELPED_BYTES", 2**28)
     (folder / "tiny.trace.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
     analyze_files([folder])

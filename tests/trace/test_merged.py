@@ -1,4 +1,4 @@
-"""Several processes in one file: ids are matched within a process, and ranks stay apart."""
+"""Several processes in one file: ids are matched within a process, and ranks stay separate."""
 
 import gzip
 import json
@@ -14,7 +14,7 @@ KERNEL_US = {0: 3000, 1: 1500}
 
 
 def rank_events(rank, host, device, later=0):
-    """Steps of 10 ms with one product each; both ranks count their ids from 1."""
+    """Steps of 10 ms with one matmul each; both ranks count their ids from 1."""
     found = []
     for step in range(STEPS):
         begin, number = 10_000 * step + later, step + 1
@@ -73,7 +73,7 @@ MERGES = {
 
 
 @pytest.mark.parametrize("merge", MERGES)
-def test_kernels_belong_to_the_operator_of_their_process(tmp_path, merge):
+def test_kernels_belong_to_operator_of_their_process(tmp_path, merge):
     report = report_of(tmp_path, MERGES[merge]())
     row = operator_row(report)
     assert row["calls"] == 2 * STEPS
@@ -85,13 +85,13 @@ def test_kernels_belong_to_the_operator_of_their_process(tmp_path, merge):
     assert any("2 processes" in note for note in report.notes)
 
 
-def test_ranks_have_the_numbers_of_their_labels(tmp_path):
+def test_ranks_are_numbered_by_labels(tmp_path):
     events = rank_events(0, "[TP02] 1000", "[TP02] 0") + rank_events(1, "[TP05] 1001", "[TP05] 1")
     report = report_of(tmp_path, events, distributedInfo={"rank": 2, "world_size": 8})
     assert [trace.rank for trace in report.summary.traces] == [2, 5]
 
 
-def test_one_process_is_no_merge(tmp_path):
+def test_single_process_is_not_merged(tmp_path):
     report = report_of(tmp_path, rank_events(0, 1, 1))
     assert [trace.rank for trace in report.summary.traces] == [None]
     assert not any("processes" in note for note in report.notes)

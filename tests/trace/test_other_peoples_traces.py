@@ -1,4 +1,4 @@
-"""Sets of traces that strangers wrote, with what is right; benchmarks/verdicts/README.md tells of them."""
+"""Traces written by others, with the correct verdicts; see benchmarks/verdicts/README.md."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SETS = {"second_set.py": SECOND_SET, "third_set.py": THIRD_SET}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Of each set."""
+    """The folder of each set."""
     made = {}
     for script in SETS:
         made[script] = tmp_path_factory.mktemp("traces")
@@ -78,7 +78,7 @@ def folders(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("script", "name"), [(script, name) for script in SETS for name in SETS[script]])
-def test_the_verdict_is_the_one_expected(folders, capsys, script, name):
+def test_verdict_is_the_expected_one(folders, capsys, script, name):
     code = main(["analyze", "--brief", str(folders[script] / name)])
     assert code == ("cut" in name)
     said = capsys.readouterr().out.split("\n")[0].replace(": The GPU spends ", ": ")

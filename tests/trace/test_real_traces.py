@@ -1,4 +1,4 @@
-"""Real GPU traces against numbers that others derived from them."""
+"""Real GPU traces, compared with independently derived reference numbers."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def durations(trace, category):
 
 
 def ns(microseconds):
-    """The references added floating-point microseconds; what they meant is off by less than 1 ns."""
+    """The references are sums of floating-point microseconds, which are off by less than 1 ns."""
     return pytest.approx(microseconds * 1000, abs=1)
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_counts_and_durations(name):
+def test_counts_and_durations_match_reference(name):
     trace, truth = load(name), reference(name, "stdlib")
     assert len(trace) == truth["n_X_events"]
     assert trace.num_dropped == 0
@@ -57,7 +57,7 @@ def test_counts_and_durations(name):
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_step_walls(name):
+def test_step_times_match_reference(name):
     trace, truth = load(name), reference(name, "stdlib")
     summary = summarize(trace)
     assert list(summary.step_numbers) == [step["step"] for step in truth["profiler_steps"]]
@@ -86,7 +86,7 @@ def test_every_device_event_is_in_one_row_or_noted(name):
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_resnet_against_the_removed_plugin(name):
+def test_resnet_matches_removed_plugin(name):
     trace, truth = load(name), reference(name, "tb_plugin")["role_range_sums"]
     for key, category in (
         ("Kernel", Category.KERNEL),
@@ -100,7 +100,7 @@ def test_resnet_against_the_removed_plugin(name):
     assert rows["dataloader"].host_total_ns == truth["DataLoader"] * 1000
 
 
-def test_more_workers_shrink_the_dataloader():
+def test_more_workers_shrink_dataloader_time():
     rows = [{row.key: row.host_total_ns for row in summarize(load(name)).rows} for name in RESNETS]
     assert [one["dataloader"] / one["profile_step"] for one in rows] == [
         pytest.approx(0.396, abs=1e-3),
@@ -109,7 +109,7 @@ def test_more_workers_shrink_the_dataloader():
 
 
 @pytest.mark.parametrize("name", ["v100_ns_resolution", "a100_nccl", "sampled_2rank_rank0"])
-def test_every_stamp_is_what_the_file_says(name):
+def test_every_stamp_matches_file(name):
     trace = load(name)
     raw = gzip.decompress(real_file(name).read_bytes())
     written = json.loads(raw, parse_float=Decimal)
@@ -123,13 +123,13 @@ def test_every_stamp_is_what_the_file_says(name):
     assert sorted(zip(begin, (trace.end_ns - trace.begin_ns).tolist(), strict=True)) == truth
 
 
-def test_trace_without_steps():
+def test_trace_without_steps_has_no_summary():
     with pytest.raises(NotMeasured, match=re.escape(NO_RANGES)):
         summarize(load("a100_alexnet"))
 
 
-def test_two_ranks_of_a_job_are_pooled():
-    """Sums over both ranks' files, and a row per rank where a sum would say nothing."""
+def test_two_ranks_of_job_are_pooled():
+    """Figures are sums over both ranks, or rows per rank where a sum is meaningless."""
     names = ("sampled_2rank_rank0", "sampled_2rank_rank1")
     files = [real_file(name) for name in names]
     pooled = {table.id: table for table in analyze_files(files).tables}

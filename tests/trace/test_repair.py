@@ -1,4 +1,4 @@
-"""Defects that can mean only one thing are repaired and counted; nothing else of a text is changed."""
+"""Unambiguous defects are repaired and counted; the rest of a text is unchanged."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def timed(number, **changes):
 
 
 def trace_with(old: bytes, new: bytes, count=6):
-    """Every event has the defect: a few of them would only be left out."""
+    """A trace whose every event has the defect; a few damaged events would just be left out."""
     events = b",\n".join(json.dumps(timed(number)).encode().replace(old, new) for number in range(count))
     raw = json.dumps(HEAD).encode()[:-1] + b', "traceEvents": [' + events + b"]}"
     return parse_trace(raw, "odd.json")
@@ -54,7 +54,7 @@ def names(trace):
         ("計算_前向传播".encode("gb18030"), "計算_前向传播"),
     ],
 )
-def test_names_keep_their_places(written, read):
+def test_names_are_repaired(written, read):
     trace = trace_with(b'"name": "op ', b'"name": "' + written + b" ")
     assert names(trace) == [f"{read} {number}" for number in range(6)]
     assert trace.damage[0].startswith("Repaired while reading: 6 ")
@@ -64,20 +64,20 @@ def test_names_keep_their_places(written, read):
 @pytest.mark.parametrize(
     ("written", "read"),
     [
-        (["矩阵乘".encode("gbk"), "前".encode("gbk")], ["矩阵乘", "前"]),  # 前 happens to be UTF-8 as well
+        (["矩阵乘".encode("gbk"), "前".encode("gbk")], ["矩阵乘", "前"]),  # 前 happens to be UTF-8 too
         (["矩阵乘".encode("gbk"), "前向".encode()], ["矩阵乘", "前向"]),
         (["größe".encode("latin-1"), "é前".encode()], ["größe", "é前"]),
-        ([b"J\xf6", "矩".encode("gbk")], ["Jö", "¾Ø"]),  # the first is no GBK
+        ([b"J\xf6", "矩".encode("gbk")], ["Jö", "¾Ø"]),  # the first one isn't GBK
     ],
 )
-def test_one_encoding_explains_all_strings_of_a_file(written, read):
+def test_one_encoding_is_used_for_all_strings(written, read):
     event = b'{"ph": "X", "name": "%s", "ts": %d, "dur": 1}'
     events = b",".join(event % (name, at) for at, name in enumerate(written))
     trace = parse_trace(b'{"schemaVersion": 1, "traceEvents": [' + events + b"]}", "odd.json")
     assert names(trace) == read
 
 
-def test_a_letter_that_is_cut_in_two_hides_no_encoding():
+def test_character_cut_in_half_does_not_hide_encoding():
     event = b'{"ph": "X", "name": "%s %d", "ts": %d, "dur": 1}'
     events = [event % ("矩阵".encode("gbk"), number, number) for number in range(6)]
     whole = b'{"schemaVersion": 1, "traceEvents": [' + b",".join(events) + b"]}"
@@ -85,7 +85,7 @@ def test_a_letter_that_is_cut_in_two_hides_no_encoding():
     assert names(trace) == [f"矩阵 {number}" for number in range(5)]
 
 
-def test_words_in_quotes_are_no_time():
+def test_quoted_words_are_not_times():
     trace = trace_with(b'"dur": 0.5', b'"dur": "-nan(ind)"', count=3)
     assert len(trace) == 0
     assert trace.num_dropped == 3
@@ -99,18 +99,18 @@ MICROSOFTS = [
 
 
 @pytest.mark.parametrize("word", [*WORDS, *MICROSOFTS])
-def test_words_for_no_value_are_no_value(word):
+def test_words_for_missing_values_are_read_as_missing(word):
     trace = trace_with(b'"stream": 7', b'"stream": ' + word.encode())
     assert len(trace) == 6
     assert trace.damage == ("Repaired while reading: 6 values that aren't numbers.",)
 
 
-def test_words_in_names_stay():
+def test_words_in_names_are_kept():
     trace = trace_with(b'"name": "op ', b'"bad": N/A, "name": "inf: nan(ind), 1.#INF, N/A ')
     assert names(trace) == [f"inf: nan(ind), 1.#INF, N/A {number}" for number in range(6)]
 
 
-def test_times_in_quotes_are_numbers_to_the_digit():
+def test_quoted_times_are_exact():
     events = [
         {"ph": "X", "name": f"op {n}", "pid": 1, "tid": 2, "ts": f"17750785500{n}0000.125", "dur": "3.5"}
         for n in range(4)
@@ -121,7 +121,7 @@ def test_times_in_quotes_are_numbers_to_the_digit():
     assert trace.damage == ("Repaired while reading: 8 times in quotes.",)
 
 
-def test_a_file_that_is_cut_off_is_not_repaired():
+def test_cut_off_file_is_not_repaired():
     whole = json.dumps(HEAD | {"traceEvents": [timed(number) for number in range(50)]}).encode()
     trace = parse_trace(whole[:-200], "cut.json")
     assert "cut off" in trace.damage[0]
@@ -135,7 +135,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.booleans())
-def test_what_is_json_already_is_left_as_it_is(value, ascii_only):
+def test_valid_json_is_unchanged(value, ascii_only):
     text = json.dumps(value, ensure_ascii=ascii_only).encode(errors="replace")
     fixed, repairs = repair(text)
     if "times in quotes" not in repairs:

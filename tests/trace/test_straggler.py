@@ -1,4 +1,4 @@
-"""Traces of several ranks: who waits for whom, and how much of the communication is transfer."""
+"""Traces of several ranks: which rank waits for which, and how much of the communication is transfer."""
 
 import json
 
@@ -11,11 +11,11 @@ from tests.support.traces import event
 STEP_US = 10_000
 STEPS = 6
 RECORDED_STEP_US = STEP_US - 10 / STEPS
-"""The last step ends with its range, all others where the next one starts."""
+"""The last step ends with its range, the others where the next one starts."""
 
 
 def rank_events(fetch_us, kernel_us, comm_us):
-    """Steps of 10 ms: a fetch, a product, an all-reduce; one time of each per step."""
+    """Steps of 10 ms with a fetch, a matmul and an all-reduce, each with one time per step."""
     found = []
     for step in range(STEPS):
         begin, number = STEP_US * step, 10 * step
@@ -87,7 +87,7 @@ SLOW = {
 
 
 @pytest.mark.parametrize("phase", SLOW)
-def test_the_late_rank_and_its_phase_are_named(tmp_path, phase):
+def test_late_rank_and_its_phase_are_named(tmp_path, phase):
     report = report_of(tmp_path, *SLOW[phase])
     assert report.verdict.kind == "straggler_bound"
     assert f"rank 1 in {phase}" in report.verdict.summary
@@ -98,8 +98,8 @@ def test_the_late_rank_and_its_phase_are_named(tmp_path, phase):
 
 
 @pytest.mark.parametrize("phase", SLOW)
-def test_only_transfer_is_communication(tmp_path, phase):
-    """0.2 of 5.9 ms are transfer, which is too little for a finding."""
+def test_only_transfer_counts_as_communication(tmp_path, phase):
+    """0.2 of 5.9 ms are transfer, too little for a finding."""
     report = report_of(tmp_path, *SLOW[phase])
     finding = finding_of(report, "communication_exposed")
     assert finding.status.name == "CLEAN"
@@ -107,7 +107,7 @@ def test_only_transfer_is_communication(tmp_path, phase):
     assert value_of(finding, "exposed transfer per step") == pytest.approx(200 / RECORDED_STEP_US * step_ns)
 
 
-def test_ranks_that_are_alike_have_no_straggler(tmp_path):
+def test_equal_ranks_have_no_straggler(tmp_path):
     alike = rank_events(steps(200), steps(3000), steps(5900))
     report = report_of(tmp_path, alike, alike)
     assert report.verdict.kind == "communication_bound"
@@ -118,7 +118,7 @@ def test_ranks_that_are_alike_have_no_straggler(tmp_path):
     assert percent(finding.share) in finding.summary
 
 
-def test_ranks_that_wait_for_each_other_in_turn_need_equal_work(tmp_path):
+def test_ranks_waiting_in_turn_need_equal_work(tmp_path):
     slow, fast = [200, 5900] * (STEPS // 2), [5900, 200] * (STEPS // 2)
     report = report_of(tmp_path, rank_events(slow, steps(3000), fast), rank_events(fast, steps(3000), slow))
     assert finding_of(report, "straggler_rank").status.name == "CLEAN"

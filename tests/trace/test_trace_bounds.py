@@ -1,4 +1,4 @@
-"""What windows may write: how large a trace becomes, how many stay, on which ranks, how many are listed."""
+"""Limits of windows: trace size, kept traces, recording ranks and listed windows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ MB = 1_000_000
 
 
 def tags_of(steps, num_steps):
-    """Step number → its tags, asking only when asked to, as the loop does."""
+    """Tags by step number; as in the loop, only the next due step asks the plan."""
     tags = [NONE] * num_steps
     plan = getattr(steps, "plan", steps)
     for step in range(num_steps):
@@ -69,17 +69,17 @@ TWICE = Schedule(skip_first=2, wait=1, warmup=1, active=2, repeat=2)
 
 
 def watching(schedule, lag=0):
-    """A rank without windows of its own."""
+    """The plan of a rank that records nothing."""
     return WindowPlan(schedule, records=False, lag=lag)
 
 
-def test_scheduled_steps():
+def test_scheduled_steps_are_tagged():
     expected = [NONE] * 3 + [WARMUP, PROFILED, PROFILED, STOP, WARMUP, PROFILED, PROFILED, STOP] + [NONE] * 5
     assert tags_of(watching(TWICE), 16) == expected
 
 
-def test_scheduled_steps_of_ranks_that_may_be_ahead():
-    """With three batches for each optimizer step the closing may be waited for two steps later."""
+def test_lag_extends_tags_after_window():
+    """With three batches per optimizer step, other ranks may wait for the closing two steps later."""
     first = [NONE] * 3 + [WARMUP, PROFILED, PROFILED, STOP, STOP | WARMUP, STOP | PROFILED, PROFILED]
     assert tags_of(watching(TWICE, lag=2), 16) == first + [STOP] * 3 + [NONE] * 3
 
@@ -87,7 +87,7 @@ def test_scheduled_steps_of_ranks_that_may_be_ahead():
 @pytest.mark.parametrize("repeat", [0, 1, 3])
 @pytest.mark.parametrize("wait", [0, 2])
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_scheduled_steps_by_the_action_of_each_step(repeat, wait, warmup):
+def test_tags_match_action_of_each_step(repeat, wait, warmup):
     schedule = Schedule(skip_first=1, wait=wait, warmup=warmup, active=2, repeat=repeat)
     tag = {
         WindowAction.WAIT: NONE,
@@ -103,7 +103,7 @@ def test_scheduled_steps_by_the_action_of_each_step(repeat, wait, warmup):
     assert tags_of(watching(schedule), 25) == expected
 
 
-def test_no_schedule_has_no_steps():
+def test_empty_schedule_has_no_steps():
     steps = watching(Schedule(active=0))
     assert (steps.next_step, steps.is_done) == (NEVER, True)
 
@@ -125,7 +125,7 @@ def make_capture(folder, schedule, *, closed=None, max_trace_mb=None, **plan):
     return Capture(WindowPlan(schedule, **plan), options, owner, lambda: 0)
 
 
-def test_a_rank_that_records_nothing_tags_the_same_steps(tmp_path):
+def test_rank_without_windows_tags_the_same_steps(tmp_path):
     closed = []
     recording = make_capture(tmp_path, TWICE, closed=closed, lag=0)
     other_rank = make_capture(tmp_path, TWICE, records=False, lag=0)
@@ -138,7 +138,7 @@ def test_a_rank_that_records_nothing_tags_the_same_steps(tmp_path):
 
 
 def grow_by(*growths):
-    """Memory in use that grows so much from each reading to the next."""
+    """Memory in use that grows by these amounts between readings."""
     in_use, growth = 100 * MB, iter(growths)
 
     def read():
@@ -150,14 +150,14 @@ def grow_by(*growths):
 
 
 def growing(monkeypatch, by=8 * MB):
-    """Let memory grow steadily; returns the list of readings."""
+    """Make memory grow steadily; returns the list of readings."""
     readings, grown = [], count(100 * MB, by)
     monkeypatch.setattr(trace_size, "heap_bytes", lambda: readings.append(next(grown)) or readings[-1])
     return readings
 
 
-def test_ranks_are_done_at_the_same_step_though_one_window_ends_early(tmp_path, monkeypatch):
-    """Lightning asks each rank by itself whether it should stop: those that differ wait forever."""
+def test_ranks_finish_at_same_step_if_window_ends_early(tmp_path, monkeypatch):
+    """Lightning asks each rank separately whether to stop, and ranks that disagree wait forever."""
     growing(monkeypatch)
     schedule, closed = Schedule(wait=1, active=6), []
     full = make_capture(tmp_path, schedule, closed=closed, max_trace_mb=1, lag=0)
@@ -175,7 +175,7 @@ def test_ranks_are_done_at_the_same_step_though_one_window_ends_early(tmp_path, 
     assert done == [7, 7, 3]
 
 
-def test_steps_of_other_ranks_stay_tagged_when_an_own_window_ends_early(tmp_path, monkeypatch):
+def test_steps_stay_tagged_after_own_window_ends_early(tmp_path, monkeypatch):
     growing(monkeypatch)
     schedule = Schedule(wait=1, active=5)
     capture = make_capture(tmp_path, schedule, closed=[], max_trace_mb=1, lag=0)
@@ -247,7 +247,7 @@ def test_one_rank_of_two_records(ddp):
     assert not [note for note in second.notes if "no profiler window" in note]
 
 
-def test_a_window_that_ends_early_on_one_rank_keeps_nobody_waiting(ddp):
+def test_window_ending_early_on_one_rank_does_not_block(ddp):
     first, second = ranks_of(ddp / "full")
     assert [window.recorded_steps for window in first.windows] == [(3, 4)]
     assert [window.recorded_steps for window in second.windows] == [(3, 4, 5, 6, 7)]
@@ -255,7 +255,7 @@ def test_a_window_that_ends_early_on_one_rank_keeps_nobody_waiting(ddp):
     assert first.steps.tags[5:8].tolist() == [PROFILED | STOP, PROFILED, PROFILED]
 
 
-def test_ranks_wait_for_each_other_where_the_optimizer_steps():
+def test_accumulation_extends_profiler_stop():
     config = ProfileConfig(skip_first=0, wait=0, warmup=0, active=1, bounds=Bounds(ranks=[0]))
     loop = Loop()
     loop.rank, loop.world_size = 1, 2
@@ -279,14 +279,14 @@ def test_ranks_wait_for_each_other_where_the_optimizer_steps():
     ],
     ids=str,
 )
-def test_why_no_window(ranks, rank, part):
+def test_missing_window_is_explained(ranks, rank, part):
     found = why_no_window(ProfileConfig(bounds=Bounds(ranks=ranks)), rank, 2)
     assert found.startswith(part)
     assert bool(found) == bool(part)
     assert why_no_window(ProfileConfig(bounds=Bounds(ranks=ranks), active=0), rank, 2) == ""
 
 
-def test_ranks_that_are_not_there(tmp_path):
+def test_nonexistent_ranks_are_warned_about(tmp_path):
     with our_warnings() as messages:
         callback = run_fit(tmp_path, steps=(3, 5), ranks=[5])
     (message,) = messages
@@ -296,11 +296,11 @@ def test_ranks_that_are_not_there(tmp_path):
     assert not any(steps_of(callback).tags & int(PROFILED))
 
 
-# How large a trace becomes
+# Trace size
 
 
-def test_size_by_hand():
-    """Growths of 8, 30, 8 and 8 MB: 30 is not counted; 1.25 bytes of JSON for each of memory."""
+def test_size_is_estimated_from_mean_growth():
+    """Memory grows by 8, 30, 8 and 8 MB; 30 isn't counted, and each byte of it becomes 1.25 bytes of JSON."""
     size = TraceSize(bytes_in_use=grow_by(0, 8 * MB, 30 * MB, 8 * MB, 8 * MB))
     size.begin()
     found = []
@@ -321,7 +321,7 @@ def test_size_by_hand():
     ],
     ids=str,
 )
-def test_size_by_what_is_recorded(options, expected):
+def test_size_depends_on_recorded_data(options, expected):
     size = TraceSize(bytes_in_use=grow_by(0, 8 * MB, 8 * MB), **options)
     size.begin()
     size.end_step()
@@ -329,7 +329,7 @@ def test_size_by_what_is_recorded(options, expected):
     assert size.with_another_step() == pytest.approx(expected)
 
 
-def test_memory_that_shrinks_is_no_size():
+def test_shrinking_memory_counts_as_zero():
     size = TraceSize(bytes_in_use=grow_by(0, -8 * MB, 2 * MB, -9 * MB))
     size.begin()
     for _ in range(3):
@@ -337,7 +337,7 @@ def test_memory_that_shrinks_is_no_size():
     assert size.with_another_step() == 0
 
 
-def test_a_window_begins_anew():
+def test_each_window_starts_its_own_estimate():
     size = TraceSize(bytes_in_use=grow_by(0, 50 * MB, 50 * MB, -3 * MB, 4 * MB, 4 * MB))
     for _ in range(2):
         size.begin()
@@ -355,7 +355,7 @@ def test_a_window_begins_anew():
         pytest.param(400_000, 4 * MB, 1.25, id="too little to tell"),
     ],
 )
-def test_a_window_tells_how_much_text_there_is_for_each_byte(growth, written, ratio):
+def test_written_file_corrects_size_estimate(growth, written, ratio):
     size = TraceSize(bytes_in_use=grow_by(0, growth, growth, 0, 10 * MB, 10 * MB))
     size.begin()
     size.end_step()
@@ -367,7 +367,7 @@ def test_a_window_tells_how_much_text_there_is_for_each_byte(growth, written, ra
     assert size.with_another_step() == pytest.approx(ratio * 30 * MB)
 
 
-def test_without_readings_steps_are_like_those_of_the_window_before():
+def test_missing_readings_use_size_of_last_window():
     size = TraceSize(bytes_in_use=lambda: None)
     size.begin()
     for _ in range(4):
@@ -379,7 +379,7 @@ def test_without_readings_steps_are_like_those_of_the_window_before():
     assert size.with_another_step() == 2 * 5 * MB
 
 
-def test_memory_of_a_part_of_the_window_is_no_size():
+def test_partial_readings_give_no_size():
     readings = iter([100 * MB, None, 200 * MB])
     size = TraceSize(bytes_in_use=lambda: next(readings))
     size.begin()
@@ -392,16 +392,16 @@ needs_heap = pytest.mark.skipif(heap_bytes() is None, reason="glibc's malloc is 
 
 
 @needs_heap
-def test_heap_bytes_follow_what_is_held():
+def test_heap_bytes_follow_held_memory():
     before = heap_bytes()
-    held = torch.ones(3_000_000, dtype=torch.uint8)  # a map of its own
+    held = torch.ones(3_000_000, dtype=torch.uint8)  # its own mapping
     small = [torch.ones(1_000, dtype=torch.uint8) for _ in range(3_000)]
-    assert 6 * MB < heap_bytes() - before < 9 * MB  # each small one has a header besides
+    assert 6 * MB < heap_bytes() - before < 9 * MB  # each small one has a header too
     del held, small
     assert abs(heap_bytes() - before) < MB
 
 
-def test_another_allocator_than_glibcs_is_not_believed(monkeypatch):
+def test_other_allocators_give_no_heap_bytes(monkeypatch):
     info = trace_size._MallocInfo(uordblks=20 * MB, hblkhd=13 * MB)
     monkeypatch.setattr(trace_size, "_mallinfo2", lambda: lambda: info)
     assert heap_bytes() is None
@@ -450,7 +450,7 @@ MODELS = {
     ],
     ids="-".join,
 )
-def test_estimate_beside_the_file(tmp_path, model, recorded):
+def test_estimate_is_close_to_file_size(tmp_path, model, recorded):
     make, shape = MODELS[model]
     module, inputs = make(), torch.rand(shape)
     optimizer = torch.optim.Adam(module.parameters(), foreach=False)
@@ -463,7 +463,7 @@ def test_estimate_beside_the_file(tmp_path, model, recorded):
     train()
     options = CaptureOptions(**dict.fromkeys(recorded, True))
     profiler, size, num_steps = options.make_profiler(), options.make_size(), 4
-    gc.collect()  # what other tests left would be given back while the trace grows
+    gc.collect()  # garbage of other tests would be freed while the trace grows
     gc.disable()
     profiler.prepare_trace()
     profiler.start_trace()
@@ -479,8 +479,8 @@ def test_estimate_beside_the_file(tmp_path, model, recorded):
     assert 0.6 < expected / (tmp_path / "trace.json").stat().st_size < 1.6
 
 
-def test_a_window_ends_before_it_is_too_large(tmp_path, monkeypatch):
-    """10 MB a step: with the fifth it would have 50 MB; the next window begins where it would have begun."""
+def test_window_ends_before_it_is_too_large(tmp_path, monkeypatch):
+    """At 10 MB per step, the fifth would make it 50 MB; the next window starts as scheduled."""
     readings = growing(monkeypatch)
     callback = run_fit(tmp_path, wait=1, warmup=1, active=8, repeat=2, max_trace_mb=45)
     first, second = windows_of(callback)
@@ -496,23 +496,23 @@ def test_a_window_ends_before_it_is_too_large(tmp_path, monkeypatch):
     tags = steps_of(callback).tags
     expected = [0, WARMUP, PROFILED, PROFILED, PROFILED, PROFILED, STOP, 0, 0, 0, 0, WARMUP, PROFILED]
     assert [int(tag) & int(NOT_CLEAN & ~StepTag.FIRST_OF_EPOCH) for tag in tags[:13]] == expected
-    assert len(readings) == 2 * (1 + 4)  # when a window begins and after each of its steps, and nowhere else
+    assert len(readings) == 2 * (1 + 4)  # at each window's start and after its steps only
 
 
-def test_a_window_that_is_just_as_large_as_allowed_goes_on(tmp_path, monkeypatch):
+def test_window_of_exactly_allowed_size_continues(tmp_path, monkeypatch):
     growing(monkeypatch)
     callback = run_fit(tmp_path, wait=0, warmup=0, active=5, max_trace_mb=50)
     assert windows_of(callback)[0].status is WindowStatus.COMPLETE
 
 
 @pytest.mark.parametrize("limit", [None, 500])
-def test_no_limit_and_the_default(tmp_path, monkeypatch, limit):
+def test_no_limit_and_default_limit(tmp_path, monkeypatch, limit):
     growing(monkeypatch, by=60 * MB)
     callback = run_fit(tmp_path, wait=0, warmup=0, active=8, max_trace_mb=limit)
-    assert len(windows_of(callback)[0].recorded_steps) == (8 if limit is None else 6)  # 75 MB a step
+    assert len(windows_of(callback)[0].recorded_steps) == (8 if limit is None else 6)  # 75 MB per step
 
 
-def test_training_stops_after_a_window_that_ended_early(tmp_path, monkeypatch):
+def test_training_stops_after_window_ended_early(tmp_path, monkeypatch):
     growing(monkeypatch)
     callback = run_fit(tmp_path, steps=(3, 20), max_trace_mb=45, stop_after_profile=True)
     assert windows_of(callback)[0].recorded_steps == (3, 4, 5, 6)
@@ -520,14 +520,14 @@ def test_training_stops_after_a_window_that_ended_early(tmp_path, monkeypatch):
 
 
 @needs_heap
-def test_a_real_window_ends_before_it_is_too_large(tmp_path):
+def test_real_window_ends_before_it_is_too_large(tmp_path):
     whole = run_fit(tmp_path / "whole", data=loader(160), steps=(5, 75))
     (window,) = windows_of(whole)
     per_step = len(_unpacked(tmp_path / "whole", window)) / 70
     callback = run_fit(tmp_path / "part", data=loader(160), steps=(5, 75), max_trace_mb=per_step * 40 / MB)
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.PARTIAL
-    assert 25 < len(window.recorded_steps) < 65  # within the accuracy of the estimate
+    assert 25 < len(window.recorded_steps) < 65  # within the estimate's accuracy
 
 
 def _unpacked(folder, window):
@@ -535,14 +535,14 @@ def _unpacked(folder, window):
 
 
 class SeesReadings(Callback):
-    """Tells whether torch recorded at every reading of memory."""
+    """Records at each memory reading whether torch was profiling."""
 
     def __init__(self, monkeypatch):
         self.readings = []
         monkeypatch.setattr(trace_size, "heap_bytes", lambda: self.readings.append(is_profiling()))
 
 
-def test_memory_is_read_in_windows_alone(tmp_path, monkeypatch):
+def test_memory_is_read_only_in_windows(tmp_path, monkeypatch):
     seen = SeesReadings(monkeypatch)
     run_fit(tmp_path / "without", active=0)
     assert seen.readings == []
@@ -550,8 +550,8 @@ def test_memory_is_read_in_windows_alone(tmp_path, monkeypatch):
     assert seen.readings == [True] * 4
 
 
-def test_what_torch_kept_of_a_window_is_freed_at_once(tmp_path):
-    """torch's profiler refers to itself: until Python collects that, it holds four times the trace."""
+def test_memory_of_window_is_freed_immediately(tmp_path):
+    """torch's profiler refers to itself and holds four times the trace until Python collects it."""
     gc.collect()
     gc.disable()
     try:
@@ -562,7 +562,7 @@ def test_what_torch_kept_of_a_window_is_freed_at_once(tmp_path):
     assert left == []
 
 
-# What a trace that became too large in one step
+# Traces that are too large after one step
 
 
 def window_of(index, status=WindowStatus.COMPLETE):
@@ -576,7 +576,7 @@ def make_results(directory, warnings, *, max_trace_mb=None, keep_windows=None):
 
 
 @pytest.mark.parametrize(("size", "is_analyzed"), [(200, True), (201, False)])
-def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path, size, is_analyzed):
+def test_trace_above_twice_the_limit_is_saved_not_analyzed(tmp_path, size, is_analyzed):
     results = make_results(tmp_path, [], max_trace_mb=100 / MB)
     raw = tmp_path / "raw.json"
     raw.write_text('{"traceEvents": []}'.ljust(size))
@@ -592,7 +592,7 @@ def test_a_trace_of_more_than_twice_the_limit_is_saved_and_not_analyzed(tmp_path
         )
 
 
-def test_the_report_says_why_there_are_no_tables(tmp_path):
+def test_report_explains_missing_tables(tmp_path):
     callback = run_fit(tmp_path, wait=0, warmup=0, active=1, max_trace_mb=0.001)
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.COMPLETE  # one step is recorded, however large it is
@@ -601,10 +601,10 @@ def test_the_report_says_why_there_are_no_tables(tmp_path):
     assert trace_of(tmp_path, window)
 
 
-# How many traces stay
+# Number of kept traces
 
 
-def test_the_first_and_the_newest_traces_stay(tmp_path):
+def test_first_and_newest_traces_are_kept(tmp_path):
     arguments = {"wait": 1, "warmup": 0, "active": 1, "repeat": 0}  # windows at steps 1, 3, ..., 31
     callback = run_fit(tmp_path, keep_windows=3, **arguments)
     found = windows_of(callback)
@@ -622,22 +622,20 @@ def test_the_first_and_the_newest_traces_stay(tmp_path):
 
 
 @pytest.mark.parametrize(("keep", "num_left"), [(None, 10), (20, 10), (9, 10), (8, 9), (1, 2)])
-def test_number_of_traces_that_stay(tmp_path, keep, num_left):
+def test_number_of_kept_traces(tmp_path, keep, num_left):
     results = make_results(tmp_path, [], keep_windows=keep)
     for index in range(10):
         raw = tmp_path / "raw.json"
         raw.write_text('{"traceEvents": []}')
         results.add(window_of(index), raw, lambda: 0)
         results.poll()
-        results.add(
-            window_of(index, WindowStatus.REFUSED), None, lambda: 0
-        )  # has no trace, and counts for none
+        results.add(window_of(index, WindowStatus.REFUSED), None, lambda: 0)  # has no trace and doesn't count
     left = {int(path.name.split("_")[2].split("-")[0]) for path in (tmp_path / "traces").iterdir()}
     assert left == {0, *range(10 - num_left + 1, 10)}
     assert {window.index for window in results.windows.listed if window.trace_file} == left
 
 
-def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch):
+def test_trace_that_cannot_be_removed_stays_listed(tmp_path, monkeypatch):
     warnings = []
     results = make_results(tmp_path, warnings, keep_windows=1)
     unlink = Path.unlink
@@ -657,7 +655,7 @@ def test_a_trace_that_cannot_be_removed_stays_in_the_list(tmp_path, monkeypatch)
     assert len(warnings) == 1
 
 
-def test_a_trace_that_somebody_removed_is_gone(tmp_path):
+def test_deleted_trace_is_not_an_error(tmp_path):
     warnings = []
     results = make_results(tmp_path, warnings, keep_windows=1)
     for index in range(3):
@@ -671,11 +669,11 @@ def test_a_trace_that_somebody_removed_is_gone(tmp_path):
     assert warnings == []
 
 
-# How many windows are listed
+# Number of listed windows
 
 
 @pytest.mark.parametrize(("keep", "num_newest"), [(20, NEWEST_LISTED), (None, NEWEST_LISTED), (100, 100)])
-def test_of_many_windows_the_first_and_the_newest_are_listed(keep, num_newest):
+def test_first_and_newest_of_many_windows_are_listed(keep, num_newest):
     results = make_results(None, [], keep_windows=keep)
     num_windows = 5_000
     for index in range(num_windows):
@@ -694,7 +692,7 @@ def test_of_many_windows_the_first_and_the_newest_are_listed(keep, num_newest):
     assert len(msgspec.json.encode(results.windows.listed)) < 250 * len(expected)
 
 
-def test_the_report_says_that_windows_are_only_counted(tmp_path, monkeypatch):
+def test_report_notes_unlisted_windows(tmp_path, monkeypatch):
     monkeypatch.setattr(windows, "NEWEST_LISTED", 4)
     callback = run_fit(
         tmp_path, data=loader(96), wait=1, warmup=0, active=1, repeat=0, keep_windows=2

@@ -1,4 +1,4 @@
-"""Events of devices and backends that nobody has told us of: they are counted and named, not dropped."""
+"""Events of unknown devices and backends are counted and named rather than dropped."""
 
 import json
 
@@ -11,7 +11,7 @@ from tests.support.traces import event, make_trace
 
 
 def steps(device_event, num_steps=6):
-    """Steps of 10 ms whose device works for 4 ms."""
+    """Steps of 10 ms with 4 ms of device work."""
     found = []
     for step in range(num_steps):
         begin = 10_000 * step
@@ -76,7 +76,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("kind", "name"), KINDS)
-def test_work_of_unknown_kinds_keeps_the_device_busy(tmp_path, kind, name):
+def test_work_of_unknown_kinds_keeps_device_busy(tmp_path, kind, name):
     report = report_of(tmp_path, steps(kind))
     usage = table(report, "device_usage")
     row = dict(zip((column.key for column in usage.columns), usage.rows[0], strict=True))
@@ -86,20 +86,20 @@ def test_work_of_unknown_kinds_keeps_the_device_busy(tmp_path, kind, name):
     assert name in said[0]
 
 
-def test_waits_of_unknown_devices_are_no_work(tmp_path):
+def test_waits_of_unknown_devices_are_not_work(tmp_path):
     report = report_of(tmp_path, steps(ascend_wait))
     assert report.verdict.kind == "cannot_tell"
     assert not any("device events" in one for one in warnings_of(report))
 
 
-def test_quoted_ids_join_a_kernel_to_its_launch(tmp_path):
-    """One side of a launch may be quoted and the other not."""
+def test_quoted_ids_link_kernel_to_launch(tmp_path):
+    """The kernel's ids are quoted and the launch's aren't."""
     said = warnings_of(report_of(tmp_path, steps(quoted)))
     assert len(said) == 1
     assert "no launch" not in said[0]
 
 
-def test_a_queue_is_a_stream():
+def test_queue_is_read_as_stream():
     trace = make_trace([event("mlu_op", "gemm", 0, 1, pid=0, tid="queue nine", device=0, queue=9)])
     assert trace.device.stream.tolist() == [9]
 
@@ -114,8 +114,8 @@ def test_a_queue_is_a_stream():
         {"device": 0, "queue": 1, "correlation": 1, "pid": 50, "tid": 1},
     ],
 )
-def test_what_is_not_launched_is_no_work(changes):
-    """An event on the host may name a device, and the launch that it is about."""
+def test_events_without_launch_are_not_work(changes):
+    """A CPU event may name a device and the launch it refers to."""
     host = event("hpu_runtime", "launch", 0, 1, pid=50, correlation=1)
     other = event("vendor_span", "thing", 2, 3, **{"pid": 0, "tid": 7, **changes})
     assert len(make_trace([other, host]).device) == 0
@@ -134,7 +134,7 @@ def test_launches_may_come_later_in_the_file(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["shm_allreduce", "sgl_kernel::shm_allreduce", "my::all_gather_into"])
-def test_communication_of_unknown_backends_is_unknown(tmp_path, name):
+def test_communication_of_unknown_backends_is_named_as_unknown(tmp_path, name):
     events = [*steps(hpu), event("cpu_op", name, 4700, 5700, pid=50)]
     reason = table(report_of(tmp_path, events), "distributed").absent_reason
     assert name in reason
