@@ -1,4 +1,4 @@
-"""What of a step does not depend on its batch, against costs that are known."""
+"""The part of a step that doesn't depend on its batch, for known costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.fits import Net, Numbers, fit_quietly, make_callback, make_tr
 
 
 def experiment(fixed_ms, sample_ms, sizes, *, noise_ms=0.0, tags=None, **phases_ms):
-    """Steps that cost so much and so much for each sample, half of it in forward."""
+    """Steps with these fixed and per-sample costs, half of each in forward."""
     sizes = np.asarray(sizes)
     noise = np.random.default_rng(3).normal(0, 1, len(sizes)) * noise_ms
     cost = fixed_ms + sample_ms * sizes + noise
@@ -45,7 +45,7 @@ def evaluate(steps, limits=None, **arguments):
     return only(judge(small_batches, analysis_of(steps, **arguments), limits))
 
 
-def test_known_costs_are_found_to_the_nanosecond():
+def test_known_costs_are_found_to_nanosecond():
     found = batch_scaling(experiment(6, 0.03125, LAST), None)  # 8 ms with 64 samples
     assert (found.num_samples, found.sizes, found.num_other) == (64, (20, 64), 7)
     assert found.fixed_ns == pytest.approx(6 * MS, abs=10)
@@ -55,7 +55,7 @@ def test_known_costs_are_found_to_the_nanosecond():
     assert found.with_twice(found.fixed_ns) == pytest.approx(10 / 16)
 
 
-def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_training():
+def test_finding_predicts_doubled_batch_and_warns_about_training():
     finding = evaluate(experiment(6, 0.03125, LAST))
     assert finding.status is Status.FOUND
     assert finding.severity is Severity.INFO
@@ -67,8 +67,8 @@ def test_the_finding_says_what_twice_the_batch_gives_and_that_it_is_another_trai
     assert "learning rate" in finding.action
 
 
-def test_a_cost_that_may_grow_with_the_square_of_the_batch_is_bounded_by_it():
-    """With 64 samples 1 ms + 8 ms of pairs, with 32 1 + 2 ms, with 128 1 + 32 ms."""
+def test_quadratic_cost_is_bounded():
+    """1 ms plus 8 ms for pairs with 64 samples, 1 + 2 ms with 32, 1 + 32 ms with 128."""
     sizes = np.array([*[64] * 19, 32] * 8)
     steps = experiment(1, 8 / 64**2 * sizes, sizes)
     found = batch_scaling(steps, None)
@@ -76,8 +76,8 @@ def test_a_cost_that_may_grow_with_the_square_of_the_batch_is_bounded_by_it():
     assert evaluate(steps).status is Status.CLEAN
 
 
-def test_no_batch_is_advised_where_a_square_takes_the_gain_back():
-    """Of 18 ms 2 are the same for any batch; 16 ms that grow with the square would be 64 ms."""
+def test_no_batch_is_advised_if_quadratic_cost_cancels_gain():
+    """2 of 18 ms are the same for any batch; 16 ms that grow quadratically would become 64 ms."""
     sizes = np.array([*[64] * 19, 80] * 8)
     steps = experiment(2, 0.25, sizes)
     finding = evaluate(steps, {"least_share": 0.1})
@@ -95,19 +95,19 @@ def test_no_batch_is_advised_where_a_square_takes_the_gain_back():
         (0.2, 0.001, Status.CLEAN),  # less than 0.3 ms
     ],
 )
-def test_only_a_fixed_part_that_dominates_is_found(fixed_ms, sample_ms, status):
+def test_only_dominant_fixed_part_is_found(fixed_ms, sample_ms, status):
     assert evaluate(experiment(fixed_ms, sample_ms, LAST)).status is status
 
 
-def test_what_does_not_stand_clear_of_its_interval_is_not_found():
-    """5 of 9 ms, as found above, but noise of 8 ms."""
+def test_fixed_part_within_noise_is_not_found():
+    """5 of 9 ms, as found above, but with noise of 8 ms."""
     steps = experiment(5, 0.0625, LAST, noise_ms=8)
     found = batch_scaling(steps, None)
     assert found.least_fixed_ns < found.step_ns / 2
     assert evaluate(steps).status is Status.CLEAN
 
 
-def test_the_interval_holds_the_truth_as_often_as_it_says():
+def test_interval_contains_truth_as_often_as_claimed():
     held, generator = 0, np.random.default_rng(5)
     x = np.array(sorted(LAST), float)
     for _ in range(200):
@@ -117,7 +117,7 @@ def test_the_interval_holds_the_truth_as_often_as_it_says():
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(-50, 50)), min_size=2, max_size=30))
-def test_points_of_the_same_size_make_no_pair(points):
+def test_points_of_same_size_make_no_pair(points):
     points.sort(key=lambda point: point[0])
     slopes = sorted((d - b) / (c - a) for a, b in points for c, d in points if a < c)
     if not slopes:
@@ -127,8 +127,8 @@ def test_points_of_the_same_size_make_no_pair(points):
     assert slopes[0] - 1e-9 <= low <= slope <= high <= slopes[-1] + 1e-9
 
 
-def test_two_sizes_have_the_interval_of_mann_and_whitney():
-    """Of 10 and 30 points: 300 pairs, variance 10 * 30 * 41 / 3 = 4,100; (300 -+ 1.96 * 64.03) / 2."""
+def test_two_sizes_have_mann_whitney_interval():
+    """For 10 and 30 points: 300 pairs, variance 10 * 30 * 41 / 3 = 4,100; (300 -+ 1.96 * 64.03) / 2."""
     x = np.repeat([0.0, 1.0], [10, 30])
     y = np.concatenate([np.zeros(10), np.arange(30)]) + np.tile(np.arange(10) / 1_000, 4)
     slopes = np.sort((y[10:] - y[:10, None]).ravel())
@@ -137,14 +137,14 @@ def test_two_sizes_have_the_interval_of_mann_and_whitney():
     assert slopes[211] <= high <= slopes[214]
 
 
-def test_fetches_count_as_if_they_grew_with_the_batch():
-    """The wait is in the step and never in the fixed part, whatever it is."""
+def test_fetches_count_as_proportional_to_batch():
+    """The wait is part of the step but never of the fixed part."""
     found = batch_scaling(experiment(6, 0.03125, LAST, dataloader=8), None)
     assert found.fixed_ns == pytest.approx(6 * MS, abs=10)
     assert found.step_ns == 16 * MS
 
 
-def test_last_batches_with_a_validation_are_compared_by_the_model_alone():
+def test_last_batches_with_validation_are_compared_by_model_phases():
     is_last = np.array(LAST) == 20
     tags = np.where(is_last, int(StepTag.VALIDATION), 0)
     callbacks = np.where(is_last, 50, 1)
@@ -153,20 +153,20 @@ def test_last_batches_with_a_validation_are_compared_by_the_model_alone():
     )
     assert "callbacks" not in found.phases
     assert found.fixed_ns == pytest.approx(6 * MS, abs=10)
-    # Without validations callbacks are of the step, too.
+    # Without validations, callbacks are part of the step.
     found = batch_scaling(experiment(6, 0.03125, LAST, callbacks=1), None)
     assert "callbacks" in found.phases
     assert found.fixed_ns == pytest.approx(7 * MS, abs=10)
 
 
 @pytest.mark.parametrize("tag", [tag for tag in StepTag if NOT_CLEAN & tag and tag != StepTag.VALIDATION])
-def test_steps_that_are_special_in_another_way_are_not_compared(tag):
+def test_other_special_steps_are_not_compared(tag):
     tags = np.where(np.array(LAST) == 20, int(tag), 0)
     with pytest.raises(NotMeasured):
         batch_scaling(experiment(6, 0.03, LAST, tags=tags), None)
 
 
-def test_the_optimizer_counts_only_where_it_always_steps():
+def test_optimizer_counts_only_if_it_always_steps():
     steps = experiment(6, 0.03125, LAST, optimizer=2)
     assert batch_scaling(steps, None).fixed_ns == pytest.approx(8 * MS, abs=10)
     tags = np.arange(len(LAST)) % 2 * int(StepTag.NO_OPTIMIZER_STEP)
@@ -174,7 +174,7 @@ def test_the_optimizer_counts_only_where_it_always_steps():
     assert batch_scaling(steps, None).fixed_ns == pytest.approx(6 * MS, abs=10)
 
 
-def test_accumulated_batches_can_be_doubled_without_another_training():
+def test_accumulated_batches_can_grow_without_changing_training():
     finding = evaluate(experiment(6, 0.03125, LAST), accumulate_grad_batches=4)
     assert "accumulate_grad_batches=2" in finding.action
     assert "changes training" not in finding.action
@@ -184,18 +184,18 @@ def test_accumulated_batches_can_be_doubled_without_another_training():
     ("sizes", "why"),
     [
         ([64] * 100, "a different batch size"),
-        ([*[64] * 19, 20] * 4, "a different batch size"),  # the first one is a warm-up
+        ([*[64] * 19, 20] * 4, "a different batch size"),  # the first of them is a warm-up
         ([*[64] * 19, 60] * 8, "too similar"),
         ([-1] * 100, "sample count"),
     ],
 )
-def test_without_an_experiment_nothing_is_said(sizes, why):
+def test_sizes_that_give_no_experiment(sizes, why):
     finding = evaluate(experiment(6, 0.03, sizes))
     assert finding.status is Status.NOT_EVALUATED
     assert why in finding.summary
 
 
-def test_not_on_a_device_nor_with_other_ranks_nor_outside_of_a_fit():
+def test_rule_needs_cpu_fit_on_one_rank():
     steps = experiment(6, 0.03, LAST)
     for info in ({"device_type": "cuda"}, {"world_size": 2}, {"loop": "test"}):
         assert evaluate(steps, **info).status is Status.NOT_EVALUATED
@@ -211,7 +211,7 @@ def test_not_on_a_device_nor_with_other_ranks_nor_outside_of_a_fit():
         ((((64, 8),), ((20, 8), (20,))), False),
     ],
 )
-def test_batches_that_also_differ_otherwise_are_no_experiment(shapes, is_judged):
+def test_batches_with_other_differences_are_not_compared(shapes, is_judged):
     sizes = BatchSizes(shapes=shapes, clean_steps=(1,) * len(shapes))
     steps, refused = experiment(6, 0.03125, LAST), "more than their sample count"
     with nullcontext() if is_judged else pytest.raises(NotMeasured, match=refused):
@@ -221,7 +221,7 @@ def test_batches_that_also_differ_otherwise_are_no_experiment(shapes, is_judged)
 
 
 class Costly(Net):
-    """A training step of 4 ms and 0.05 ms for each sample."""
+    """A training step of 4 ms plus 0.05 ms per sample."""
 
     def __init__(self, clock):
         super().__init__()
@@ -233,8 +233,8 @@ class Costly(Net):
 
 
 @pytest.mark.parametrize("has_validation", [False, True])
-def test_a_fit_with_smaller_last_batches(tmp_path, has_validation):
-    """52 samples in batches of 16: three and one of 4. 4 of 4.8 ms are the same with any batch."""
+def test_fit_with_smaller_last_batches(tmp_path, has_validation):
+    """52 samples in batches of 16: three of 16 and one of 4. 4 of 4.8 ms don't depend on the batch."""
     clock = FakeClock()
     callback = make_callback(tmp_path, skip_first=2)
     callback._clock = clock
@@ -254,8 +254,8 @@ def test_a_fit_with_smaller_last_batches(tmp_path, has_validation):
 
 
 @pytest.mark.parametrize(("samples", "every", "is_found"), [(2, 8, True), (2, 1, False), (64, 8, False)])
-def test_tiny_batches_that_are_accumulated(samples, every, is_found):
-    """Where all batches are of one size and no step was counted, only their size is known."""
+def test_accumulated_tiny_batches_are_found(samples, every, is_found):
+    """If all batches have the same size and no step was counted, only that size is known."""
     steps = steps_of(forward=9)
     steps = type(steps)(**(steps.columns() | {"samples": np.full(20, samples)}))
     finding = only(judge(small_batches, analysis_of(steps, accumulate_grad_batches=every)))
@@ -263,8 +263,8 @@ def test_tiny_batches_that_are_accumulated(samples, every, is_found):
     assert not is_found or "Try batches of 4 samples or more" in finding.action
 
 
-def test_tiny_batches_are_a_warning_where_calling_operators_takes_the_time():
-    """8 of 9 ms would be the same with any batch; there are no times of other sizes."""
+def test_tiny_batches_are_warning_if_operator_calls_dominate():
+    """8 of 9 ms would be the same with any batch; there are no times for other sizes."""
     steps = steps_of(forward=4, backward=5)
     steps = type(steps)(**(steps.columns() | {"samples": np.full(20, 1)}))
     line = LineCount(

@@ -1,4 +1,4 @@
-"""The benchmark figures against formulas of the tests' own, and against what Paddle prints."""
+"""The benchmark figures, compared with independent formulas and with Paddle's output."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from tests.support.fits import (
 pytestmark = pytest.mark.slow
 
 DATALOADER = PHASE_INDEX["dataloader"]
-SKIP = 10  # steps that Paddle's benchmark leaves out
+SKIP = 10  # steps that Paddle's benchmark skips
 
 
 def make_steps(duration, reader=None, samples=None, tags=None):
-    """Steps with these columns; time that is not the reader's is forward's."""
+    """Steps with these columns; time outside the reader is forward."""
     n = len(duration)
     duration = np.array(duration, np.int64)
     reader = np.zeros(n, np.int64) if reader is None else np.array(reader, np.int64)
@@ -77,7 +77,7 @@ def close(value):
 
 
 def percentile(values, q):
-    """Linear interpolation between the two nearest of the sorted values, in fractions."""
+    """Linear interpolation between the two nearest sorted values, in fractions."""
     values = sorted(values)
     place = Fraction(q, 100) * (len(values) - 1)
     low = math.floor(place)
@@ -104,7 +104,7 @@ def test_known_figures():
     assert cost.p90 == pytest.approx(5100)
     assert cost.p99 == pytest.approx(5910)
     assert (figures.reader_cost_ns.avg, figures.reader_cost_ns.max) == (750, 1500)
-    assert figures.reader_ratio.avg == 3000 / 12000  # of the totals, not 0.29 = the mean of the ratios
+    assert figures.reader_ratio.avg == 3000 / 12000  # ratio of the totals, not 0.29, the mean of the ratios
     assert (figures.reader_ratio.max, figures.reader_ratio.min) == (0.5, pytest.approx(1 / 6))
     assert figures.steps_per_s.avg == 4 / 12e-6
     assert (figures.steps_per_s.max, figures.steps_per_s.min) == (1e6, pytest.approx(1e9 / 6000))
@@ -113,7 +113,7 @@ def test_known_figures():
 
 
 @given(all_steps())
-def test_figures_equal_exact_arithmetic(steps):
+def test_figures_match_exact_arithmetic(steps):
     figures = benchmark(steps)
     duration = [Fraction(v) for v in steps.duration_ns.tolist()]
     reader = [Fraction(v) for v in steps.phases_ns[:, DATALOADER].tolist()]
@@ -130,7 +130,7 @@ def test_figures_equal_exact_arithmetic(steps):
 
 
 @given(all_steps())
-def test_figures_never_contradict_each_other(steps):
+def test_figures_are_consistent(steps):
     figures = benchmark(steps)
     rows = [figures.batch_cost_ns, figures.reader_cost_ns, figures.reader_ratio, figures.steps_per_s]
     for row in rows:
@@ -150,12 +150,12 @@ def error_of_durations(duration):
 
 
 def independent_error(values):
-    """What it would be if the values were independent."""
+    """The error if the values were independent."""
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def overlapping_batch_means(residuals):
-    """The variance of the mean, from its definition, in exact fractions."""
+    """The variance of the mean, by definition, in exact fractions."""
     n, length = len(residuals), math.isqrt(len(residuals))
     windows = [sum(residuals[i : i + length]) / length for i in range(n - length + 1)]
     factor = Fraction(n * length, (n - length) * (n - length + 1))
@@ -168,10 +168,10 @@ def overlapping_batch_means(residuals):
         ([10], None),
         ([10, 40], 15.0),  # batches of one: deviation 21.21 over the root of 2
         ([10, 40, 10], 10.0),  # 17.32 over the root of 3
-        ([10, 40, 10, 40], 0.0),  # batches of two: all their means are 25
-        # means of two -1500, -500, 1500 around 3000: 2 / (2 * 3) * 4.75e6
+        ([10, 40, 10, 40], 0.0),  # batches of two: all means are 25
+        # Means of two are -1500, -500, 1500 around 3000: 2 / (2 * 3) * 4.75e6.
         ([1000, 2000, 3000, 6000], math.sqrt(4.75e6 / 3)),
-        # means of three from -3 to 3 around 5: 3 / (6 * 7) * 28
+        # Means of three go from -3 to 3 around 5: 3 / (6 * 7) * 28.
         (list(range(1, 10)), math.sqrt(2)),
     ],
 )
@@ -179,7 +179,7 @@ def test_standard_error_by_hand(duration, expected):
     assert error_of_durations(duration) == (None if expected is None else pytest.approx(expected))
 
 
-def test_standard_error_of_a_ratio_by_hand():
+def test_standard_error_of_ratio_by_hand():
     """5 - 10 / 4 = 2.5 and 5 - 30 / 4 = -2.5, over the mean of 20: their mean varies by 0.125."""
     figures = benchmark(make_steps([10, 30], reader=[5, 5]))
     assert figures.reader_ratio.avg == 0.25
@@ -187,7 +187,7 @@ def test_standard_error_of_a_ratio_by_hand():
 
 
 @given(all_steps())
-def test_standard_errors_equal_exact_arithmetic(steps):
+def test_standard_errors_match_exact_arithmetic(steps):
     figures, n = benchmark(steps), len(steps)
     duration = [Fraction(v) for v in steps.duration_ns.tolist()]
     reader = [Fraction(v) for v in steps.phases_ns[:, DATALOADER].tolist()]
@@ -216,20 +216,20 @@ def test_standard_errors_equal_exact_arithmetic(steps):
 
 
 @pytest.mark.parametrize("n", [90, 100, 101])
-def test_steps_that_take_turns_vary_less_in_the_mean(n):
-    """Batches of two workers come in pairs."""
+def test_alternating_steps_vary_less_in_mean(n):
+    """Batches from two workers come in pairs."""
     duration = [10_000, 40_000] * (n // 2) + [10_000] * (n % 2)
     assert error_of_durations(duration) < 0.4 * independent_error(duration)
 
 
-def test_slow_and_fast_steps_in_runs_vary_more_in_the_mean():
-    lengths = np.random.default_rng(5).geometric(0.1, size=40)  # of no period, which √n steps might just hold
+def test_slow_and_fast_periods_vary_more_in_mean():
+    lengths = np.random.default_rng(5).geometric(0.1, size=40)  # no period that √n steps might cover exactly
     duration = np.concatenate([[(10_000, 40_000)[i % 2]] * k for i, k in enumerate(lengths)])
     assert error_of_durations(duration) > 2 * independent_error(duration)
 
 
 def simulate(kind, generator, n):
-    """Durations of one run."""
+    """Durations for one run."""
     noise = generator.normal(0, 1e5, size=n)
     if kind == "turns":
         noise += np.where(np.arange(n) % 2, 4e5, -4e5)
@@ -240,7 +240,7 @@ def simulate(kind, generator, n):
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [("independent", 0.12), ("turns", 0.15), ("runs", 0.2)])
-def test_standard_error_is_the_spread_of_the_average_between_runs(kind, tolerance):
+def test_standard_error_matches_spread_between_runs(kind, tolerance):
     generator = np.random.default_rng(3)
     runs = [simulate(kind, generator, 400) for _ in range(500)]
     figures = [benchmark(make_steps(run)) for run in runs]
@@ -253,12 +253,12 @@ def test_standard_error_is_the_spread_of_the_average_between_runs(kind, toleranc
     spread = np.std([figure.batch_cost_ns.avg for figure in figures], ddof=1)
     if kind == "independent":
         assert errors == pytest.approx(spread, rel=tolerance)
-    else:  # the test can fail
+    else:  # shows that the test can fail
         assert not 0.6 < errors / spread < 1.5
 
 
 @given(all_steps(), st.integers(2, 1000))
-def test_standard_error_keeps_to_the_unit(steps, factor):
+def test_standard_error_scales_with_unit(steps, factor):
     cost = benchmark(steps).batch_cost_ns
     scaled = benchmark(make_steps(steps.duration_ns * factor, steps.phases_ns[:, DATALOADER] * factor))
     if len(steps) > 1:
@@ -271,8 +271,8 @@ def test_standard_error_keeps_to_the_unit(steps, factor):
 
 
 @pytest.mark.parametrize("figure", ["reader_ratio", "steps_per_s", "samples_per_s"])
-def test_standard_error_of_a_ratio_agrees_with_the_bootstrap(figure):
-    """Over many orders of the same steps, as the bootstrap knows no order."""
+def test_standard_error_of_ratio_matches_bootstrap(figure):
+    """Averaged over many orders of the same steps, because the bootstrap ignores order."""
     generator = np.random.default_rng(1)
     duration = generator.gamma(20, 1e5, size=400).astype(np.int64)
     reader = (duration * generator.beta(2, 5, size=400)).astype(np.int64)
@@ -291,7 +291,7 @@ def test_standard_error_of_a_ratio_agrees_with_the_bootstrap(figure):
 
 
 @given(tagged)
-def test_exclusions_sum_to_what_is_left_out(steps):
+def test_exclusions_add_up_to_steps_left_out(steps):
     left = exclusions(StepTotals.of(steps))
     assert sum(exclusion.num_steps for exclusion in left) == len(steps) - len(steps.clean())
     assert all(exclusion.num_steps > 0 for exclusion in left)
@@ -301,7 +301,7 @@ def test_exclusions_sum_to_what_is_left_out(steps):
 
 
 @pytest.mark.parametrize("tag", list(StepTag))
-def test_every_tag_of_a_step_that_is_not_clean_has_a_reason(tag):
+def test_every_unclean_tag_has_reason(tag):
     steps = make_steps([5, 7], tags=[0, tag])
     is_left_out = bool(tag & NOT_CLEAN)
     assert [exclusion.num_steps for exclusion in exclusions(StepTotals.of(steps))] == [1] * is_left_out
@@ -309,7 +309,7 @@ def test_every_tag_of_a_step_that_is_not_clean_has_a_reason(tag):
 
 
 @given(tagged)
-def test_averages_are_the_benchmarks(steps):
+def test_averages_match_benchmark(steps):
     quick, full = averages(StepTotals.of(steps.clean())), benchmark(steps)
     assert (quick is None) == (full is None)
     if quick is None:
@@ -324,7 +324,7 @@ def test_averages_are_the_benchmarks(steps):
     assert sum(quick.phases_ns) == close(full.batch_cost_ns.avg)
 
 
-def test_unknown_is_none_and_not_zero():
+def test_unknown_is_none_instead_of_zero():
     figures = benchmark(make_steps([10, 20], reader=[NOT_MEASURED] * 2, samples=[4, NOT_MEASURED]))
     assert figures.reader_cost_ns is None
     assert figures.reader_ratio is None
@@ -336,12 +336,12 @@ def test_unknown_is_none_and_not_zero():
     assert averages(StepTotals.of(StepTimings.empty())) is None
 
 
-def test_a_sample_count_unknown_only_in_a_step_left_out_does_no_harm():
+def test_unknown_sample_count_in_excluded_step_is_harmless():
     steps = make_steps([10, 20], samples=[NOT_MEASURED, 4], tags=[StepTag.SKIP_FIRST, 0])
     assert benchmark(steps).samples_per_s.avg == 4 / 20e-9
 
 
-def test_a_clock_that_stands_still():
+def test_clock_that_stands_still():
     figures = benchmark(make_steps([0, 0]))
     assert figures.batch_cost_ns.avg == 0
     assert figures.steps_per_s is None
@@ -352,8 +352,8 @@ def test_a_clock_that_stands_still():
 
 
 # What paddlepaddle 3.3.1's paddle.profiler.Profiler(timer_only=True) printed for two runs of 20 steps on the
-# CPU (a slow data set in NumPy with 0 and with 4 workers), with the wall time of each step that the program
-# took by itself with the same clock.
+# CPU (a slow NumPy dataset with 0 and with 4 workers), and the wall time of each step that the program
+# measured with the same clock.
 PADDLE = {
     "0 workers": {
         "batch_s": [
@@ -372,7 +372,7 @@ PADDLE = {
         "ips": {"avg": 4.33363, "max": 6.08902, "min": 4.10533},
     },
 }
-# The table of the article that made people know this summary (20 steps): its figures alone are enough.
+# The table from the article that made this summary known (20 steps): its figures are enough.
 ARTICLE = {
     "batch_cost": {"avg": 0.01408, "max": 0.01325, "min": 0.01246},
     "ips": {"avg": 70.999, "max": 80.24, "min": 75.464},
@@ -380,7 +380,7 @@ ARTICLE = {
 
 
 @pytest.mark.parametrize("run", PADDLE.values(), ids=PADDLE)
-def test_paddles_average_divides_by_one_step_too_few(run):
+def test_paddle_average_divides_by_one_step_too_few(run):
     """It sums the steps from the tenth on, N - 9 of them, and divides by N - 10."""
     timed = run["batch_s"][SKIP - 1 :]
     assert run["batch_cost"]["avg"] == pytest.approx(sum(timed) / (len(timed) - 1), abs=2e-5)
@@ -388,13 +388,13 @@ def test_paddles_average_divides_by_one_step_too_few(run):
     assert run["batch_cost"]["max"] == pytest.approx(max(timed), abs=5e-5)
 
 
-def test_paddles_minimum_misses_a_step():
-    """ips min is the rate of its slowest step, but its first value is never looked at for the minimum."""
+def test_paddle_minimum_misses_one_step():
+    """ips min is the rate of the slowest step, but the minimum ignores its first value."""
     run = PADDLE["4 workers"]
-    assert run["ips"]["min"] > 1.25 / run["batch_cost"]["max"]  # 4.1 where its own maximum says 3.1
+    assert run["ips"]["min"] > 1.25 / run["batch_cost"]["max"]  # 4.1, but its own maximum gives 3.1
 
 
-def test_paddles_average_can_lie_outside_of_its_own_range():
+def test_paddle_average_can_be_outside_its_range():
     assert ARTICLE["batch_cost"]["avg"] > ARTICLE["batch_cost"]["max"]
     assert ARTICLE["ips"]["avg"] < ARTICLE["ips"]["min"]
     corrected = ARTICLE["batch_cost"]["avg"] * (20 - 10) / (20 - 9)
@@ -402,7 +402,7 @@ def test_paddles_average_can_lie_outside_of_its_own_range():
 
 
 @pytest.mark.parametrize("run", PADDLE.values(), ids=PADDLE)
-def test_ours_of_the_same_steps_do_not_contradict_themselves(run):
+def test_our_figures_for_same_steps_are_consistent(run):
     batch_ns = [round(seconds * 1e9) for seconds in run["batch_s"]]
     tags = [StepTag.SKIP_FIRST] * SKIP + [0] * (len(batch_ns) - SKIP)
     figures = benchmark(make_steps(batch_ns, tags=tags))
@@ -417,7 +417,7 @@ def test_ours_of_the_same_steps_do_not_contradict_themselves(run):
     assert rate.min == pytest.approx(1e9 / cost.max)
 
 
-# The same figures over all ranks
+# Figures over all ranks
 
 
 def expected_totals(steps):
@@ -433,7 +433,7 @@ def expected_totals(steps):
 
 
 def told_of(rank, steps):
-    """What a rank says of its clean steps, as it arrives."""
+    """A rank's message about its clean steps, as received."""
     said = RankSteps(
         rank=rank, host="", num_steps=len(steps), totals=StepTotals.of(steps).clean(), steps=steps.clean()
     )
@@ -441,7 +441,7 @@ def told_of(rank, steps):
 
 
 @given(st.lists(all_steps(unknown_samples=True), min_size=2, max_size=4))
-def test_all_ranks_are_the_benchmark_of_their_steps_together(parts):
+def test_all_ranks_match_benchmark_of_all_steps(parts):
     found = all_ranks([told_of(rank, part) for rank, part in enumerate(parts)])
     together = StepTimings.concatenate([part.clean() for part in parts])
     if len(together) == 0:
@@ -450,7 +450,7 @@ def test_all_ranks_are_the_benchmark_of_their_steps_together(parts):
     assert asdict(found) == {"world_size": len(parts), **expected_totals(together)}
 
 
-def test_all_ranks_need_two_and_a_clean_step():
+def test_all_ranks_need_two_ranks_and_clean_step():
     nothing = told_of(1, StepTimings.empty())
     assert all_ranks([]) is None
     assert all_ranks([told_of(0, make_steps([5, 7]))]) is None
@@ -459,8 +459,8 @@ def test_all_ranks_need_two_and_a_clean_step():
     assert (found.world_size, found.num_steps, found.batch_total_ns) == (2, 2, 12)
 
 
-def test_nanoseconds_of_all_ranks_survive_exactly():
-    """More than float32, or float64, could hold."""
+def test_nanoseconds_of_all_ranks_are_exact():
+    """More than float32 or float64 can hold."""
     found = all_ranks([told_of(0, make_steps([2**53 + 1])), told_of(1, make_steps([2**53 + 3]))])
     assert (found.batch_total_ns, found.batch_max_ns) == (2**54 + 4, 2**53 + 3)
 
@@ -476,7 +476,7 @@ def test_step_info_covers_each_step_once(tmp_path):
     fit_quietly(make_trainer(tmp_path, callback), Net(at_batch), loader())
     steps = steps_of(callback)
     assert lines[0] == ""  # no step has ended yet
-    assert callback.step_info() == ""  # training is over
+    assert callback.step_info() == ""  # training has ended
     for number, line in enumerate(lines[1:]):
         part = steps.select((steps.step >= 8 * number) & (steps.step < 8 * number + 8))
         batch_s = int(part.duration_ns.sum()) / 8e9

@@ -1,4 +1,4 @@
-"""The call tree and its flame graph: by hand, and against sums over the stacks themselves."""
+"""The call tree and its flame graph: by hand, and compared with sums over the stacks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.facts import why_not
 
 
 def shape(nodes):
-    """(name, own, total, children), without what follows from the frames."""
+    """(name, own, total, children), without fields derived from the frames."""
     return [(node.function, node.own_ns, node.total_ns, shape(node.children)) for node in nodes]
 
 
@@ -40,7 +40,7 @@ SAMPLES = stacks_of(
 )
 
 
-def test_stacks_are_put_together_from_the_outside():
+def test_stacks_are_merged_from_outermost_frame():
     tree = call_tree(SAMPLES)
     assert shape(tree.phases) == [
         ("backward", 0, 900, [("backward", 900, 900, [])]),
@@ -51,7 +51,7 @@ def test_stacks_are_put_together_from_the_outside():
             [
                 (
                     "step",
-                    70,  # of plumbing, which is the time of who called it
+                    70,  # time in plumbing counts for its caller
                     770,
                     [
                         ("forward", 500, 500, []),
@@ -68,7 +68,7 @@ def test_stacks_are_put_together_from_the_outside():
     assert (tree.phases[1].file, tree.phases[1].is_users) == (None, None)
 
 
-def test_the_graph_of_a_tree():
+def test_flame_graph_of_tree():
     graph = graph_of(SAMPLES)
     assert (graph.id, graph.unit.value) == ("call_stacks", "ns")
     boxes = [(box.name, box.detail, box.depth, box.begin, box.total, box.own) for box in graph.frames]
@@ -87,7 +87,7 @@ def test_the_graph_of_a_tree():
     assert [box.is_users for box in graph.frames[:4]] == [None, False, None, True]
 
 
-def test_narrow_boxes_are_joined():
+def test_narrow_boxes_are_merged():
     samples = stacks_of(
         ("forward", "step:12 loss:22", 9, 9_000),
         ("forward", "step:12 row:31", 1, 10),
@@ -105,7 +105,7 @@ def test_narrow_boxes_are_joined():
     ]
 
 
-def test_a_graph_is_never_too_large(monkeypatch):
+def test_graph_size_is_limited(monkeypatch):
     monkeypatch.setattr(flames, "_MOST_BOXES", 10)
     samples = stacks_of(*(("forward", f"torch.m{i}.f:1 torch.m{i}.g:1", 1, 100 + i) for i in range(30)))
     graph = graph_of(samples)
@@ -113,7 +113,7 @@ def test_a_graph_is_never_too_large(monkeypatch):
     check(graph, samples)
 
 
-def test_functions_in_functions_are_named_by_what_is_theirs():
+def test_nested_functions_are_named_without_outer_function():
     samples = stacks_of(("forward", "step:12", 3, 300))
     [frame] = samples.frames
     frames = (replace(frame, function="make.<locals>.Net.step"),)
@@ -121,12 +121,12 @@ def test_functions_in_functions_are_named_by_what_is_theirs():
 
 
 @pytest.mark.parametrize("samples", [None, StackSamples()])
-def test_without_samples_there_is_none(samples):
+def test_missing_samples_give_no_tree(samples):
     assert why_not(call_tree, samples)
 
 
 def check(graph, samples):
-    """Widths add up: of the bottom to all, of what is on a box and its own share to the box."""
+    """Widths add up: the roots to the total, and the boxes on a box plus its own time to that box."""
     assert sum(box.own for box in graph.frames) == sum(stack.time_ns for stack in samples.stacks)
     for place, box in enumerate(graph.frames):
         on_it = [one for one in graph.frames if one.parent == place]
@@ -152,10 +152,10 @@ STACKS = st.lists(
 
 
 @given(STACKS)
-def test_sums_are_those_of_the_stacks(stacks):
+def test_sums_match_stacks(stacks):
     own, total = Counter(), Counter()
     for phase, text, _, time_ns in stacks:
-        # function names suffice: each stands for one function here, but for f, of two modules
+        # Function names suffice: each names one function here, except f, which is in two modules.
         path = (phase, *(one.partition(":")[0] for one in text.split() if one != CALL))
         own[path] += time_ns
         for end in range(1, len(path) + 1):

@@ -1,4 +1,4 @@
-"""Compare: intervals that hold what they promise, decisions that follow from them, and a command for CI."""
+"""Compare: coverage of the intervals, the decisions based on them, and the command for CI."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ READER, FORWARD, OTHER = (PHASE_INDEX[key] for key in ("dataloader", "forward", 
 
 
 def steps(durations, *, reader=0, samples=32, tags=0):
-    """Steps of these durations in nanoseconds; what is not ``reader`` is forward."""
+    """Steps of these durations in nanoseconds; all but ``reader`` is forward."""
     duration = np.asarray(durations, float).round().astype(np.int64)
     n = len(duration)
     phases = np.zeros((n, len(PHASES)), np.int64)
@@ -80,13 +80,13 @@ def steps(durations, *, reader=0, samples=32, tags=0):
 
 
 def ar1(rng, n, phi, spread=0.1, mean=5 * MS):
-    """An AR(1) series with this relative standard deviation, in its steady state."""
+    """A stationary AR(1) series with this relative standard deviation."""
     values = np.convolve(rng.normal(size=n + 200), phi ** np.arange(200))[200 : n + 200]
     return mean * (1 + spread * values * math.sqrt(1 - phi**2))
 
 
 def turns(rng, n, mean=5 * MS):
-    """Two workers that take turns: every other step takes three times as long."""
+    """Two alternating workers: every other step takes three times as long."""
     return mean * (1 + 0.5 * (-1.0) ** (np.arange(n) + rng.integers(2)) + 0.1 * rng.normal(size=n))
 
 
@@ -95,14 +95,14 @@ def turns(rng, n, mean=5 * MS):
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Fewer draws, so that hundreds of pairs take seconds."""
+    """Fewer draws, so that hundreds of pairs take only seconds."""
     fewer = partial(resampled_means, resamples=400)
     monkeypatch.setattr("lightning_modelprof.analysis.change.resampled_means", fewer)
 
 
 @pytest.fixture
 def steps_alone(monkeypatch, quick):
-    """Nothing is assumed of runs: in a simulation they differ by their steps and nothing else."""
+    """Assume no spread between runs: simulated runs differ only in their steps."""
     monkeypatch.setattr("lightning_modelprof.analysis.change.ASSUMED_RUN_SPREAD", 0.0)
     monkeypatch.setattr("lightning_modelprof.analysis.change.drift_within", lambda values: 0.0)
 
@@ -118,8 +118,8 @@ SERIES = {
 
 
 @pytest.mark.parametrize("name", SERIES)
-def test_the_interval_covers_the_truth(name, steps_alone):
-    """95% of 300 pairs: fair counts lie between 0.912 and 0.988 (3 deviations); a little more is safe."""
+def test_interval_covers_truth(name, steps_alone):
+    """95% of 300 pairs: counts from 0.912 to 0.988 (3 deviations) are fair; a little more is safe."""
     rng = np.random.default_rng([ord(letter) for letter in name])
     covered = 0
     for _ in range(300):
@@ -128,8 +128,8 @@ def test_the_interval_covers_the_truth(name, steps_alone):
     assert 0.90 <= covered / 300 <= 0.995
 
 
-def test_an_interval_for_independent_steps_would_be_far_too_narrow():
-    """The simulation can tell: with blocks of one step 0.8 as neighbour's correlation covers about half."""
+def test_interval_for_independent_steps_is_too_narrow():
+    """The simulation can show it: with blocks of one step, a correlation of 0.8 gives about half coverage."""
     rng = np.random.default_rng(8)
     covered = 0
     for _ in range(200):
@@ -140,8 +140,8 @@ def test_an_interval_for_independent_steps_would_be_far_too_narrow():
 
 
 @pytest.mark.parametrize(("runs", "paired"), [(2, False), (3, False), (5, False), (3, True), (6, True)])
-def test_runs_that_differ_more_than_their_steps(runs, paired, quick):
-    """Runs differ by 3%, their 60 steps by 2%: without the runs' spread few would be covered."""
+def test_interval_covers_runs_that_differ_more_than_steps(runs, paired, quick):
+    """Runs differ by 3%, their 60 steps by 2%: ignoring the runs' spread would cover only a few."""
     rng = np.random.default_rng(runs)
     covered = 0
     for _ in range(100):
@@ -158,7 +158,7 @@ def test_runs_that_differ_more_than_their_steps(runs, paired, quick):
     assert covered / 100 >= 0.88
 
 
-def test_pairs_take_a_drift_of_the_machine_out():
+def test_pairs_remove_machine_drift():
     rng = np.random.default_rng(4)
     drift = np.linspace(1, 1.5, 5)
     before, after = (
@@ -171,7 +171,7 @@ def test_pairs_take_a_drift_of_the_machine_out():
     assert unpaired.low < 1 < unpaired.high
 
 
-def test_by_hand_two_runs_a_side():
+def test_interval_of_two_runs_per_side_by_hand():
     """Constant steps: only the runs differ, so the interval is Student's t with 2 degrees of freedom."""
     before = [steps([ms * MS] * 30) for ms in (10, 12)]
     after = [steps([ms * MS] * 30) for ms in (20, 26)]
@@ -183,16 +183,16 @@ def test_by_hand_two_runs_a_side():
     assert result.high == pytest.approx(11 / 23 * math.exp(half))
 
 
-def test_by_hand_one_run_a_side():
-    """Constant steps: what is left is the spread that is assumed of runs."""
+def test_interval_of_one_run_per_side_by_hand():
+    """Constant steps: only the assumed spread between runs is left."""
     result = compare([steps([10 * MS] * 30)], [steps([20 * MS] * 30)])
     half = 1.959964 * ASSUMED_RUN_SPREAD * math.sqrt(2)
     assert (result.low, result.high) == pytest.approx((0.5 * math.exp(-half), 0.5 * math.exp(half)))
     assert result.detectable == pytest.approx(math.expm1((1.959964 + 0.841621) * 0.01 * math.sqrt(2)))
 
 
-def test_a_change_of_the_size_that_is_promised_is_seen(steps_alone):
-    """In four of five at least; the interval is the widest of several, so in a few more."""
+def test_promised_detectable_change_is_detected(steps_alone):
+    """In at least four of five cases; a few more, as the interval is the widest of several."""
     rng = np.random.default_rng(5)
     promised = np.mean(
         [compare([noise(rng)], [noise(rng)]).detectable for noise in [lambda r: steps(ar1(r, 200, 0.3))] * 40]
@@ -206,21 +206,21 @@ def test_a_change_of_the_size_that_is_promised_is_seen(steps_alone):
     assert 0.75 <= caught / 100 <= 0.97
 
 
-def test_a_slowdown_of_5_percent_is_caught(quick):
-    """200 steps that vary by 6% and resemble their neighbours, on machines whose runs do not differ."""
+def test_slowdown_of_5_percent_is_detected(quick):
+    """200 steps that vary by 6% and resemble their neighbors, on machines whose runs don't differ."""
     rng = np.random.default_rng(6)
     pairs = [(steps(ar1(rng, 200, 0.3, 0.06)), steps(ar1(rng, 200, 0.3, 0.06, 5.25 * MS))) for _ in range(40)]
     assert sum(compare([before], [after]).high < 1 for before, after in pairs) >= 36
 
 
-def test_the_same_thing_is_never_called_slower(quick):
+def test_identical_runs_are_rarely_called_different(quick):
     rng = np.random.default_rng(7)
     pairs = [(steps(ar1(rng, 200, 0.5)), steps(ar1(rng, 200, 0.5))) for _ in range(60)]
     outcomes = [compare([before], [after]).outcome for before, after in pairs]
     assert sum(outcome in (Outcome.SLOWER, Outcome.FASTER) for outcome in outcomes) <= 3
 
 
-def test_the_article():
+def test_speedup_from_article():
     """70.99 and 137.3 steps/s are 1.93 times as fast, 93% more; the article says 193%."""
     report, result = build_comparison(
         [compared(steps([1e9 / 70.99] * 50))], [compared(steps([1e9 / 137.3] * 50))]
@@ -241,7 +241,7 @@ LISTS = st.lists(st.integers(1, 10**9), min_size=FEW_STEPS, max_size=60)
 
 @settings(max_examples=60, deadline=None)
 @given(LISTS, LISTS)
-def test_exchanged_sides_give_the_inverse(first, second):
+def test_swapped_sides_give_inverse(first, second):
     there, back = compare([steps(first)], [steps(second)]), compare([steps(second)], [steps(first)])
     assert there.times_as_fast == pytest.approx(1 / back.times_as_fast)
     assert there.low == pytest.approx(1 / back.high)
@@ -253,7 +253,7 @@ def test_exchanged_sides_give_the_inverse(first, second):
 
 @settings(max_examples=40, deadline=None)
 @given(LISTS, LISTS)
-def test_parts_sum_to_the_whole(first, second):
+def test_parts_add_up_to_whole(first, second):
     sides = [steps(values, reader=np.array(values) // 3) for values in (first, second)]
     result = compare([sides[0]], [sides[1]])
     for side in ("before", "after"):
@@ -267,7 +267,7 @@ def test_parts_sum_to_the_whole(first, second):
     assert ips.after / ips.before == pytest.approx(result.times_as_fast)
 
 
-def test_the_same_steps_give_the_same_result():
+def test_same_steps_give_same_result():
     rng = np.random.default_rng(0)
     first, second = (steps(ar1(rng, 100, 0.5)) for _ in range(2))
     assert compare([first], [second]) == compare([first], [second])
@@ -282,7 +282,7 @@ def test_only_clean_steps_count():
     assert result.outcome is Outcome.SAME
 
 
-def test_a_phase_that_was_not_measured_is_none():
+def test_unmeasured_phase_is_none():
     before = steps([10 * MS] * 30, reader=MS)
     before.phases_ns[:, OTHER] = -1
     phases = {phase.key: phase for phase in compare([before], [steps([10 * MS] * 30)]).phases}
@@ -291,8 +291,8 @@ def test_a_phase_that_was_not_measured_is_none():
     assert phases["dataloader"].change == -MS
 
 
-def test_ten_thousand_steps_take_less_than_a_second():
-    """Loose, as machines are busy: it takes about 0.15 s."""
+def test_ten_thousand_steps_take_less_than_one_second():
+    """A loose limit because machines are busy: it takes about 0.15 s."""
     rng = np.random.default_rng(0)
     first, second = (steps(5 * MS * (1 + 0.1 * rng.normal(size=10_000))) for _ in range(2))
     began = time.process_time()
@@ -342,7 +342,7 @@ def test_decisions(interval, expected, reason):
     ],
 )
 def test_bounds_of_decisions(interval, expected, reason):
-    """With a tolerance of 100%, twice the time is the bound for slower and half the time for faster."""
+    """With a tolerance of 100%, slower means twice the time and faster half the time."""
     outcome, said = decide(change(*interval), (100, 100), 1.0)
     assert outcome is expected
     assert said.startswith(reason)
@@ -350,7 +350,7 @@ def test_bounds_of_decisions(interval, expected, reason):
 
 
 @pytest.mark.parametrize("missing", [{"low": None}, {"high": None}, {"low": None, "high": None}])
-def test_half_an_interval_decides_nothing(missing):
+def test_half_interval_decides_nothing(missing):
     outcome, said = decide(replace(change(0.5, 0.6, 0.7), **missing), (30, 19), 0.05)
     assert outcome is Outcome.CANNOT_TELL
     assert said.startswith(
@@ -358,7 +358,7 @@ def test_half_an_interval_decides_nothing(missing):
     )
 
 
-def test_nothing_to_compare():
+def test_sides_without_data_cannot_be_compared():
     result = compare([steps([MS] * 30, tags=1)], [steps([MS] * 30)])
     assert (result.outcome, result.reason) == (Outcome.CANNOT_TELL, "no clean step before")
     assert result.times_as_fast is None
@@ -377,7 +377,7 @@ def test_nothing_to_compare():
         ([10] * 4 + [20], [25] * 5, Outcome.CANNOT_TELL),
         ([16] * 5, [10] * 200, Outcome.FASTER),
         ([10] * 4, [99] * 200, Outcome.CANNOT_TELL),
-        ([10] * 5, [15] * 5, Outcome.CANNOT_TELL),  # 1.5 times as long is the bound
+        ([10] * 5, [15] * 5, Outcome.CANNOT_TELL),  # 1.5 times as long is the limit
         ([15] * 5, [10] * 5, Outcome.CANNOT_TELL),
         ([10] * 5, [25] * 4 + [12], Outcome.CANNOT_TELL),
         ([25] * 4 + [12], [10] * 5, Outcome.CANNOT_TELL),
@@ -391,8 +391,8 @@ def test_few_steps(before, after, expected):
     assert "few" in result.reason
 
 
-def test_few_steps_of_other_batches_on_more_ranks():
-    """Steps that take longer and hold the samples of more ranks: the time per sample of all decides."""
+def test_few_steps_with_more_ranks_use_total_time_per_sample():
+    """Steps take longer but hold more ranks' samples: the total time per sample decides."""
     before, after = [steps([100 * MS] * 10)], [steps([160 * MS] * 10)]
     result = compare(before, after, per_sample=True, ranks=(1, 4))
     assert (result.outcome, result.times_as_fast) == (Outcome.FASTER, pytest.approx(2.5))
@@ -401,15 +401,15 @@ def test_few_steps_of_other_batches_on_more_ranks():
 
 
 @pytest.mark.parametrize(("per_sample", "expected"), [(True, Outcome.FASTER), (False, Outcome.CANNOT_TELL)])
-def test_few_steps_of_more_samples(per_sample, expected):
-    """Twice the samples in the same time are faster by the sample, and the same by the step."""
+def test_few_steps_with_more_samples(per_sample, expected):
+    """Twice the samples in the same time are faster per sample but the same per step."""
     sides = [[steps([10 * MS] * 10, samples=samples)] for samples in (32, 64)]
     assert compare(*sides, per_sample=per_sample).outcome is expected
 
 
 @pytest.mark.parametrize("count", [10, 100])
 @pytest.mark.parametrize("uncounted", [slice(None), slice(0, 1)])
-def test_samples_that_were_not_counted_decide_nothing(count, uncounted):
+def test_uncounted_samples_decide_nothing(count, uncounted):
     samples = np.full(count, 32)
     samples[uncounted] = -1
     other = steps([100 * MS] * count)
@@ -419,12 +419,12 @@ def test_samples_that_were_not_counted_decide_nothing(count, uncounted):
         assert result.reason == "the sample count of one side is unknown"
 
 
-def test_paired_needs_as_many_runs():
+def test_paired_needs_equal_numbers_of_runs():
     with pytest.raises(ValueError, match="got 1 and 2"):
         compare([steps([MS] * 30)], [steps([MS] * 30)] * 2, paired=True)
 
 
-def test_a_run_without_a_clean_step_has_no_partner():
+def test_run_without_clean_steps_has_no_partner():
     runs = [steps([MS] * 30), steps([MS] * 30, tags=1), steps([2 * MS] * 30)]
     assert not compare(runs, [steps([MS] * 30)] * 3, paired=True).paired
 
@@ -432,15 +432,15 @@ def test_a_run_without_a_clean_step_has_no_partner():
 # Blocks
 
 
-def test_the_quantiles_of_student():
+def test_student_quantiles_match_scipy():
     stats = pytest.importorskip("scipy.stats")
     for freedom in (*range(1, 40), 60, 120, 1_000):
         assert t_975(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), abs=6e-4), freedom
 
 
 @pytest.mark.parametrize("phi", [0.3, 0.6, 0.8])
-def test_the_automatic_length_is_that_of_theory(phi):
-    """(2 G² / D)^(1/3) n^(1/3), with the sums over the true covariances of AR(1): phi^k / (1 - phi²)."""
+def test_automatic_block_length_matches_theory(phi):
+    """(2 G² / D)^(1/3) n^(1/3), with the sums over AR(1)'s true covariances: phi^k / (1 - phi²)."""
     n, rng = 100_000, np.random.default_rng(1)
     lags = np.arange(1, 2_000)
     covariances = phi**lags / (1 - phi**2)
@@ -451,7 +451,7 @@ def test_the_automatic_length_is_that_of_theory(phi):
     assert found == pytest.approx(theory, rel=0.2)
 
 
-def test_lengths_at_the_edges():
+def test_block_lengths_at_limits():
     assert automatic_block_length(np.ones(50)) == 1.0
     assert automatic_block_length(np.array([1.0, 2.0, 3.0])) == 1.0
     assert block_lengths(np.ones(20)) == (1, 1, 2)
@@ -461,7 +461,7 @@ def test_lengths_at_the_edges():
 @pytest.mark.parametrize(
     ("blocks", "inflation", "quantile"),
     [
-        (1.0, 2 / 1, 4.303),  # as 2 blocks: 1.5 degrees of freedom, rounded to 2
+        (1.0, 2 / 1, 4.303),  # like 2 blocks: 1.5 degrees of freedom, rounded to 2
         (2.0, 2 / 1, 4.303),
         (3.0, 3 / 2, 3.182),  # 3 degrees
         (5.0, 5 / 4, 2.447),  # 6 degrees
@@ -469,28 +469,28 @@ def test_lengths_at_the_edges():
         (21.0, 21 / 20, 2.042),  # 30 degrees
     ],
 )
-def test_few_blocks_widen_the_interval(blocks, inflation, quantile):
-    """By the variance that n draws of n miss, and by Student's t in place of the normal quantile."""
+def test_few_blocks_widen_interval(blocks, inflation, quantile):
+    """By the variance that n draws of n miss, and by Student's t instead of the normal quantile."""
     assert small_sample_factor(blocks) == pytest.approx(math.sqrt(inflation) * quantile / 1.959964, rel=1e-6)
 
 
 def test_resampled_means_by_hand():
-    """Blocks as long as the series hold every step once, wherever they begin: nothing varies."""
+    """Blocks as long as the series contain every step once, wherever they start: no variation."""
     columns = np.array([[1.0, 10.0], [2.0, 20.0], [6.0, 60.0]])
     assert resampled_means(columns, 3, resamples=50) == pytest.approx(np.tile([3.0, 30.0], (50, 1)))
     drawn = resampled_means(columns, 2, resamples=500)
-    # Two blocks of two out of (1,2) (2,6) (6,1): the mean is a mean of two of 1.5, 4, 3.5.
+    # Two blocks of two out of (1,2) (2,6) (6,1): the mean is the mean of two of 1.5, 4, 3.5.
     allowed = {(a + b) / 2 for a in (1.5, 4.0, 3.5) for b in (1.5, 4.0, 3.5)}
     assert set(drawn[:, 0].round(6)) == allowed
     assert drawn[:, 1] == pytest.approx(10 * drawn[:, 0])
 
 
-def test_nothing_is_detectable_without_an_interval():
+def test_no_change_is_detectable_without_interval():
     assert detectable_change(replace(change(0, 0, 0), low=None, high=None)) is None
 
 
 def test_drift_by_hand():
-    """Tenths of 0.9 and 1.1 in turn: nothing varies within a tenth, so all of it is drift."""
+    """Alternating tenths of 0.9 and 1.1: there's no variation within a tenth, so all of it is drift."""
     values = np.repeat([0.9, 1.1] * 5, 20)
     variance = 10 * 0.1**2 / 9
     explained = (40 * 0.1**2 / 39) * 5 / 20
@@ -500,7 +500,7 @@ def test_drift_by_hand():
     assert drift_within(np.tile([0.9, 1.1], 100)) == 0.0
 
 
-def test_drift_is_seldom_found_where_there_is_none():
+def test_drift_is_rarely_found_without_drift():
     rng = np.random.default_rng(3)
     assert sum(drift_within(ar1(rng, 200, 0.0)) > 0 for _ in range(400)) / 400 < 0.1
 
@@ -539,8 +539,8 @@ def test_first_lines():
     assert first_line(noisy(28, 0, 0), noisy(28, 1)) == "CANNOT TELL: no clean step before"
 
 
-def test_twice_the_batch_is_compared_by_the_sample():
-    """Twice the samples in 1.6 times the time: a step is slower, the training 1.25 times as fast."""
+def test_doubled_batch_is_compared_per_sample():
+    """Twice the samples in 1.6 times the time: steps are slower, but training is 1.25 times as fast."""
     before, after = steps([10 * MS] * 50, samples=32), steps([16 * MS] * 50, samples=64)
     report, result = build_comparison([compared(before)], [compared(after)])
     assert result.per_sample
@@ -552,8 +552,8 @@ def test_twice_the_batch_is_compared_by_the_sample():
     assert any("time per sample decides" in note for note in report.notes)
 
 
-def test_more_ranks_are_compared_by_all_their_samples():
-    """Four ranks with the same batch each, each 1.25 times as slow: 3.2 times as fast, and that is shown."""
+def test_more_ranks_are_compared_by_total_samples():
+    """Four ranks with the same batch each, each 1.25 times as slow: 3.2 times as fast, and shown as such."""
     before, after = compared(steps([10 * MS] * 50)), compared(steps([12.5 * MS] * 50), world_size=4)
     report, result = build_comparison([before], [after])
     assert result.times_as_fast == pytest.approx(3.2)
@@ -574,7 +574,7 @@ def test_more_ranks_are_compared_by_all_their_samples():
     assert "no speedup shown because batch size per rank differs" in other.title
 
 
-def test_settings_that_differ():
+def test_different_settings_are_listed():
     before = compared(
         steps([MS] * 30), versions={"torch": "2.4"}, config={"active": 3, "dirpath": "a"}, model="A"
     )
@@ -602,7 +602,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_no_speedup_between_different_things(name):
+def test_different_setups_show_no_speedup(name):
     one, other, values = OTHERS[name]
     before, after = compared(noisy(28, 0), **one), compared(noisy(21, 1), **other)
     report, result = build_comparison([before], [after])
@@ -620,7 +620,7 @@ def test_no_speedup_between_different_things(name):
     assert stages.facts == (("Warning", f"run: {name} differs: {values}."),)
 
 
-def test_what_one_side_does_not_know_is_no_difference():
+def test_unknown_setting_is_not_difference():
     report, _ = build_comparison([compared(noisy(28, 0), model="A")], [compared(noisy(21, 1))])
     assert "1.33× as fast" in report.title
     assert "Warning" not in dict(report.facts)
@@ -631,7 +631,7 @@ def test_what_one_side_does_not_know_is_no_difference():
     assert ("Warning", "Model differs: B before, A after.") in other.facts
 
 
-def test_the_order_of_runs_is_no_difference():
+def test_order_of_runs_is_not_difference():
     one, other = (compared(noisy(28, 0), model=name) for name in "AB")
     report, _ = build_comparison([one, other], [other, one])
     assert not any("differs" in text for _, text in report.facts)
@@ -639,7 +639,7 @@ def test_the_order_of_runs_is_no_difference():
 
 
 @pytest.mark.parametrize("wrapper", ["OptimizedModule", "DistributedDataParallel"])
-def test_a_wrapper_that_was_stored_as_the_model_is_unknown(wrapper):
+def test_stored_wrapper_as_model_is_unknown(wrapper):
     report, _ = build_comparison(
         [compared(noisy(28, 0), model="Net")], [compared(noisy(21, 1), model=wrapper)]
     )
@@ -647,7 +647,7 @@ def test_a_wrapper_that_was_stored_as_the_model_is_unknown(wrapper):
     assert "Warning" not in dict(report.facts)
 
 
-def test_a_wrapped_model_is_recorded_by_its_own_class():
+def test_wrapped_model_is_recorded_by_its_own_class():
     class Wrapped(nn.Module):
         def __init__(self):
             super().__init__()
@@ -656,10 +656,10 @@ def test_a_wrapped_model_is_recorded_by_its_own_class():
     model = Wrapped()
     assert written_class(torch.compile(model)) is Wrapped
     assert written_class(nn.DataParallel(torch.compile(model))) is Wrapped
-    assert written_class(model) is Wrapped  # which has a .module, too
+    assert written_class(model) is Wrapped  # it has a .module, too
 
 
-def test_before_that_is_newer_is_said():
+def test_note_if_before_is_newer():
     old, new = (compared(noisy(5, 0), created=f"2026-01-0{day}T09:30:00+00:00") for day in (1, 2))
     report, _ = build_comparison([new], [old])
     said = "Before is the newer run (started 2026-01-02 09:30, after 2026-01-01 09:30). Swap them?"
@@ -674,7 +674,7 @@ def test_before_that_is_newer_is_said():
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("2026-01-01T10:00:00+02:00", "2026-01-01T09:00:00+00:00", ""),  # an hour earlier, in another zone
+        ("2026-01-01T10:00:00+02:00", "2026-01-01T09:00:00+00:00", ""),  # an hour earlier in another zone
         (
             "2026-01-01T09:30:00+00:00",
             "2026-01-01T10:00:00+02:00",
@@ -686,12 +686,12 @@ def test_before_that_is_newer_is_said():
         ("2026-01-02T09:00:00+00:00", "", ""),
     ],
 )
-def test_the_order_is_that_of_times(before, after, said):
+def test_order_is_decided_by_time(before, after, said):
     runs = [[compared(noisy(5, 0), created=created)] for created in (before, after)]
     assert dict(build_comparison(*runs)[0].facts).get("Order", "") == said
 
 
-def test_turns_are_told_by_when_runs_began():
+def test_interleaved_runs_are_recognized_by_start_time():
     def at(second):
         return compared(steps([MS] * 30), created=f"2026-01-01T00:00:{second:02}+00:00")
 
@@ -720,7 +720,7 @@ def finding(kind, *, function=None, status=Status.FOUND, line=1):
     )
 
 
-def test_findings_gone_and_new():
+def test_removed_and_new_findings():
     before = compared(
         steps([MS] * 30),
         findings=(finding("sync", function="f"), finding("sync", function="g"), finding("input")),
@@ -747,7 +747,7 @@ def test_findings_gone_and_new():
     assert table(nobody_looked, "findings").absent_reason == "one side has no findings data"
 
 
-def test_a_table_knows_its_largest_difference_first():
+def test_largest_phase_change_is_listed_first():
     report, _ = build_comparison(
         [compared(steps([10 * MS] * 30, reader=4 * MS))], [compared(steps([9 * MS] * 30, reader=MS))]
     )
@@ -757,7 +757,7 @@ def test_a_table_knows_its_largest_difference_first():
     assert [row[-1] for row in rows] == ["less", "less", "more"]
 
 
-def test_a_report_that_every_output_can_show():
+def test_report_works_in_every_output():
     for before, after in ((noisy(5, 0), noisy(5, 1)), (noisy(5, 0, 3), noisy(5, 0, 0))):
         report, result = build_comparison([compared(before)], [compared(after)])
         assert render_text(report).splitlines()[0] == report.title
@@ -766,11 +766,11 @@ def test_a_report_that_every_output_can_show():
         assert comparison["exit_code"] in (0, 3, 4)
 
 
-# From a report and its steps alone
+# Comparisons from a report and its steps
 
 
 def stored(source, run, report):
-    """What an event file keeps of a run."""
+    """The part of a run that an event file stores."""
     blobs = pack_profile(
         DashboardEntry(
             kind="run",
@@ -784,8 +784,8 @@ def stored(source, run, report):
     return compared_run(source, unpack_profile(blobs[0]).report, timings_of(unpack_steps(blobs[1])))
 
 
-def test_a_report_and_its_steps_are_enough(tmp_path):
-    """Real fits, one with twice the batch: the comparison is the same as that of all that was measured."""
+def test_report_and_steps_are_enough_to_compare(tmp_path):
+    """Real fits, one with twice the batch: the result equals that from all measurements."""
     measured, kept = [], []
     for batch_size in (2, 4):
         folder = tmp_path / str(batch_size)
@@ -809,13 +809,13 @@ def test_a_report_and_its_steps_are_enough(tmp_path):
     assert ("samples per step", "2", "4") in table(second, "settings").rows
 
 
-def test_a_run_without_a_clean_step_is_kept_too():
+def test_run_without_clean_steps_is_stored():
     run = Run(info=RunInfo(created="now"), ranks=(RankRecord(rank=0, steps=steps([MS] * 3, tags=1)),))
     one = stored("a", run, build_report(Facts(run)))
     assert (one.num_clean_steps, one.batch_cost_ns, one.global_batch_size) == (0, None, None)
 
 
-def test_a_report_that_is_not_of_a_run():
+def test_report_without_run_is_rejected():
     report = Report(title="t", facts=(), tables=(), notes=())
     with pytest.raises(ArchiveError, match="a: expected a run's report"):
         compared_run("a", report, steps([MS]))
@@ -829,7 +829,7 @@ def many_findings(state):
 
 
 @pytest.mark.parametrize("is_worst", [False, True])
-def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
+def test_terminal_output_has_at_most_twenty_lines(is_worst, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -878,7 +878,7 @@ def test_a_terminal_gets_twenty_lines(is_worst, capsys, monkeypatch):
     assert lines[-1] == "all tables: add --full"
 
 
-def test_phases_that_did_not_change_are_not_shown(capsys):
+def test_unchanged_phases_are_not_shown(capsys):
     report, _ = build_comparison([compared(noisy(28, 0))], [compared(noisy(28, 1))])
     print_report(report)
     out = capsys.readouterr().out
@@ -919,7 +919,7 @@ def test_exit_codes(saved, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_runs_by_folder_and_by_file(saved, tmp_path, capsys):
+def test_runs_are_given_as_folder_or_file(saved, tmp_path, capsys):
     saved("a", noisy(5, 0))
     saved("b", noisy(5, 1))
     (tmp_path / "a" / "modelprof" / "report.json").write_text("{}")
@@ -932,7 +932,7 @@ def test_runs_by_folder_and_by_file(saved, tmp_path, capsys):
     assert comparison["runs_before"][0]["source"] == str(before)
 
 
-def test_the_short_form_warns(saved, capsys):
+def test_short_output_shows_warnings(saved, capsys):
     before = saved("a", noisy(5, 0), status="finished", num_threads=1)
     other = saved("c", noisy(5, 2), status="finished", num_threads=2)
     after = saved("b", noisy(5, 1), status="failed", world_size=2)
@@ -949,7 +949,7 @@ def test_the_short_form_warns(saved, capsys):
         assert said in text, text
 
 
-def test_several_runs_a_side(saved, tmp_path, capsys):
+def test_several_runs_per_side(saved, tmp_path, capsys):
     before = [saved(f"a{i}", noisy(5, i)) for i in range(3)]
     after = [saved(f"b{i}", noisy(7, 10 + i)) for i in range(3)]
     assert main(["compare", "--before", *before, "--after", *after]) == 3
@@ -965,7 +965,7 @@ def test_several_runs_a_side(saved, tmp_path, capsys):
     "arguments",
     [[], ["a"], ["--before", "a"], ["a", "b", "--before", "c"], ["a", "--after", "b"]],
 )
-def test_wrong_sides(arguments, capsys):
+def test_wrong_sides_are_rejected(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["compare", *arguments])
     assert ended.value.code == 2
@@ -973,13 +973,13 @@ def test_wrong_sides(arguments, capsys):
 
 
 @pytest.mark.parametrize("text", ["0", "1", "-0.1", "5%", "nan"])
-def test_wrong_tolerance(text, capsys):
+def test_wrong_tolerance_is_rejected(text, capsys):
     with pytest.raises(SystemExit):
         main(["compare", "a", "b", "--tolerance", text])
     assert "expected a fraction above 0 and below 1" in capsys.readouterr().err
 
 
-def test_errors_are_one_line(saved, tmp_path, capsys):
+def test_errors_take_one_line(saved, tmp_path, capsys):
     fit, validation = saved("a", noisy(5, 0)), saved("b", noisy(5, 1), loop="validate")
     for arguments, message in (
         ([fit, str(tmp_path / "none")], "no such file or directory: "),
@@ -994,7 +994,7 @@ def test_errors_are_one_line(saved, tmp_path, capsys):
         assert message in captured.err
 
 
-def test_the_help_tells_the_exit_codes(capsys):
+def test_help_lists_exit_codes(capsys):
     with pytest.raises(SystemExit):
         main(["compare", "--help"])
     out = " ".join(capsys.readouterr().out.split())
@@ -1005,13 +1005,13 @@ def test_the_help_tells_the_exit_codes(capsys):
     assert "BEFORE AFTER" in out
 
 
-def test_one_tolerance():
+def test_default_tolerance_is_shared():
     assert compare_command.DEFAULT_TOLERANCE == DEFAULT_TOLERANCE
 
 
 @pytest.mark.parametrize("sides", [(1, 1), (1, 3), (3, 3)])
-def test_single_runs_of_a_busy_machine_cannot_tell(sides):
-    """Twice as fast, and surely so by the steps of these runs: but they may differ by the machine."""
+def test_single_runs_on_busy_machine_cannot_tell(sides):
+    """Twice as fast according to the steps, but the difference may come from the machine."""
     quick = [compared(steps([MS] * 60)) for _ in range(sides[1])]
     slow = [compared(steps([2 * MS] * 60)) for _ in range(sides[0])]
     assert build_comparison(slow, quick)[1].outcome is Outcome.FASTER

@@ -1,4 +1,4 @@
-"""How many workers are enough for a loader that has none, told from its fetches: steps made by hand."""
+"""Predicted worker count for a loader without workers, based on its fetches, with hand-made steps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HANDOVER = HANDOVER_NS / MS
 
 
 def used(fetch_ms, rest_ms, *, computing=0.0, cpus=8, rest_cpu_ms=0.0):
-    """CPU times of ten steps on so many CPUs that nobody else uses."""
+    """CPU times of ten steps on this many CPUs without other users."""
     step_ns = round(10 * (fetch_ms + rest_ms) * MS)
     return CpuUse(
         num_steps=10,
@@ -49,7 +49,7 @@ def steps_by_workers(queue):
 
 
 def test_fetches_that_wait():
-    """40 ms a batch beside 10 ms: w workers bring one every 40 / w, and each is handed over in the step."""
+    """40 ms per batch and 10 ms of rest: w workers deliver one every 40 / w, each handed over in the step."""
     queue = queue_of(40, 10, cpus=2)
     found = steps_by_workers(queue)
     assert found.pop(0) == 50
@@ -61,34 +61,34 @@ def test_fetches_that_wait():
 
 
 @pytest.mark.parametrize(("cpus", "rest_cpu_ms"), [(2, 0), (2, 10), (2, 20), (3, 10), (8, 10)])
-def test_fetches_that_compute_share_the_cpus_with_the_step(cpus, rest_cpu_ms):
-    """A step and its batch of 40 ms take their CPU time from so many CPUs."""
+def test_computing_fetches_share_cpus_with_step(cpus, rest_cpu_ms):
+    """A step and its batch of 40 ms share the CPU time of this many CPUs."""
     found = steps_by_workers(queue_of(40, 10, cpus=cpus, computing=1.0, rest_cpu_ms=rest_cpu_ms))
     assert found.pop(0) == 50
     assert set(found) == set(range(1, cpus + 1))
     for workers, step_ms in found.items():
         expected = max(10 + HANDOVER, 40 / workers, (40 + rest_cpu_ms) / cpus)
-        # Workers and the step slow each other down where all CPUs are taken: at most by a tenth more.
+        # Workers and the step slow each other down if all CPUs are busy: by at most a tenth.
         assert expected * 0.99 <= step_ms <= expected * 1.1, workers
 
 
-def test_one_cpu_that_is_taken_gains_nothing():
+def test_busy_single_cpu_gains_nothing():
     queue = queue_of(3, 100, cpus=1, computing=1.0, rest_cpu_ms=100)
     assert steps_by_workers(queue) == {0: 103, 1: pytest.approx(103)}
     assert not queue.helps
     assert queue.advised == queue.present
 
 
-def test_what_waits_in_a_fetch_is_told_from_what_computes_also_on_one_cpu():
-    """Of 20 ms 10 compute, and the step computes 10: that is no interference, as nothing runs beside it."""
+def test_waiting_and_computing_are_separated_on_one_cpu():
+    """10 of 20 ms compute, and the step computes 10: there's no interference, as nothing runs in parallel."""
     queue = queue_of(20, 10, cpus=1, computing=0.5, rest_cpu_ms=10)
     assert queue.computing == pytest.approx(0.5)
     assert steps_by_workers(queue)[1] >= 20, "10 + 10 ms of CPU time"
     assert queue.cpus == 1.0
 
 
-def test_slow_samples_by_torchs_own_code():
-    """One fetch in twenty takes 200 ms, the others 10: as torch's loader would play the very same times."""
+def test_slow_samples_match_torch_code():
+    """One fetch in twenty takes 200 ms, the others 10; torch's loader runs with the same times."""
     draw = np.random.default_rng(3)
     fetch_ms = np.where(np.arange(400) % 20 == 7, 200, 10)
     draw.shuffle(fetch_ms)
@@ -103,7 +103,7 @@ def test_slow_samples_by_torchs_own_code():
 
 
 def test_only_clean_steps_count():
-    """Each fourth one, the first of an epoch, takes 500 ms."""
+    """Every fourth step, the first of its epoch, takes 500 ms."""
     tags = [StepTag.FIRST_OF_EPOCH if number % 4 == 0 else 0 for number in range(40)]
     fetch_ms = [500 if tag else 40 for tag in tags]
     queue = queue_of(fetch_ms, 10, tags=tags, cpu=used(40, 10))
@@ -111,8 +111,8 @@ def test_only_clean_steps_count():
     assert steps_by_workers(queue)[0] == 50
 
 
-def test_what_a_device_hides_of_a_fetch_is_not_to_be_gained():
-    """The device waits 10 of the 40 ms; the step stays 50 without workers, and workers save those 10."""
+def test_fetch_time_hidden_by_device_saves_nothing():
+    """The device waits for 10 of the 40 ms; steps stay at 50 without workers, and workers save those 10."""
     queue = queue_of(40, 10, device_ms={"dataloader": 10})
     found = steps_by_workers(queue)
     assert found[0] == pytest.approx(50)
@@ -137,11 +137,11 @@ def test_what_a_device_hides_of_a_fetch_is_not_to_be_gained():
         ({"setup": with_loader(batch_size=1000)}, "samples are rows in memory"),
     ],
 )
-def test_reasons_why_nothing_is_predicted(changes, reason):
+def test_reason_for_missing_prediction(changes, reason):
     assert why_not(queue_of, changes.pop("fetch_ms", 40), 10, **changes).startswith(reason)
 
 
-def test_choosing_indices_is_not_the_workers_business():
+def test_choosing_indices_is_not_done_by_workers():
     frame = StackFrame(
         file="dataloader.py",
         line=9,
@@ -156,7 +156,7 @@ def test_choosing_indices_is_not_the_workers_business():
     assert why_not(queue_of, 40, 10, stacks=stacks) == reason
 
 
-def test_workers_that_were_looked_into_stay_absent():
+def test_prediction_needs_no_measured_workers():
     facts = analysis_of(steps_of(40, forward=10, dataloader=40), cpu=used(40, 10))
     assert facts.get(measured_workers) is None
     assert facts.read(fetch_queue).num_batches == 40

@@ -1,4 +1,4 @@
-"""fvcore's forward pass in numbers and words, and where it differs from the counted step."""
+"""fvcore's forward pass: figures, notes, and differences from the counted step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_modelprof.run.model_cost import (
 from tests.support.diagnosed import analysis_of, steps_of
 from tests.support.facts import tables_of, why_not
 
-# One multiply-add more or less in 1000 is within the tolerance, two are not.
+# A difference of one multiply-add in 1000 is within the tolerance, two are not.
 MACS = {"encoder.a": 1000, "encoder.b": 3000, "head": 4000}
 
 
@@ -60,7 +60,7 @@ def differences(facts):
     return [(found.module, found.ours_macs, found.fvcore_macs) for found in facts.disagreements]
 
 
-def test_they_agree():
+def test_counts_agree():
     backward = operator("head", 8000, phase="backward")
     transform = operator("head", 5000, name="aten::_fft_r2c")
     facts = facts_of(MACS, extra=(backward, transform))
@@ -79,25 +79,25 @@ def test_they_agree():
 @pytest.mark.parametrize(
     ("ours", "agrees"), [(1000, True), (1001, True), (1002, False), (999, True), (998, False)]
 )
-def test_the_tolerance_is_a_thousandth(ours, agrees):
+def test_tolerance_is_one_thousandth(ours, agrees):
     facts = facts_of(MACS | {"encoder.a": ours})
     assert facts.agrees is agrees
     assert differences(facts) == ([] if agrees else [("encoder.a", ours, 1000)])
 
 
-def test_only_the_innermost_modules_are_named():
+def test_only_innermost_modules_are_named():
     facts = facts_of(MACS | {"encoder.b": 3500})
     assert differences(facts) == [("encoder.b", 3500, 3000)]
     facts = facts_of(MACS | {"encoder.b": 3500, "encoder": 700, "": 900})
     assert differences(facts) == [("encoder.b", 3500, 3000), ("encoder", 5200, 4000), ("", 10100, 8000)]
 
 
-def test_differences_that_cancel_are_found_all_the_same():
+def test_differences_that_cancel_are_found():
     facts = facts_of({"encoder.a": 1100, "encoder.b": 3000, "head": 3903})
     assert differences(facts) == [("encoder.a", 1100, 1000), ("head", 3903, 4000)]
 
 
-def test_the_same_work_in_another_module_is_no_difference():
+def test_same_work_in_other_module_is_not_difference():
     facts = facts_of({"encoder": 4000, "head": 4000})
     assert (facts.agrees, facts.disagreements) == (True, ())
     assert facts.placed_differently == ("encoder",)
@@ -105,7 +105,7 @@ def test_the_same_work_in_another_module_is_no_difference():
     assert "Both counts assign the same work to different modules inside encoder." in notes
 
 
-def test_what_is_missing_says_why():
+def test_missing_count_has_reason():
     cost = ModelCost(forward_table_note="fvcore failed: a reason")
     assert why_not(forward_facts, cost) == "fvcore failed: a reason"
     (absent,) = tables_of(analysis_of(steps_of(), cost=cost), FORWARD_MODULES, FORWARD_OPERATORS)
@@ -117,7 +117,7 @@ def test_what_is_missing_says_why():
     assert not any("agree" in note for note in notes)
 
 
-def test_a_model_without_contractions():
+def test_model_without_contractions():
     facts = forward_facts(ModelCost(forward_table=table({}), count=counted()))
     assert (facts.macs, facts.agrees) == (0, True)
     assert all(module.share is None for module in facts.modules)
@@ -148,7 +148,7 @@ def small():
     )
 
 
-def test_the_tables_of_a_small_model():
+def test_tables_of_small_model():
     modules, operators = forward_tables(forward_facts(small()))
     total = 1440 + 1200
     assert [column.label for column in modules.columns] == [
@@ -173,14 +173,14 @@ def test_the_tables_of_a_small_model():
 
 
 @pytest.mark.parametrize(("depth", "names"), [(0, 1), (1, 4), (2, 5), (None, 5)])
-def test_the_depth_of_the_rows(depth, names):
+def test_depth_of_rows(depth, names):
     modules, operators = forward_tables(forward_facts(small()), depth)
     assert len(modules.rows) == len(modules.depths) == names
     assert modules.rows[0][3] == 2640
     assert len(operators.rows) == 2
 
 
-def test_notes_name_what_differs_and_what_is_not_covered():
+def test_notes_name_differences_and_gaps():
     facts = facts_of(
         MACS | {"head": 4700},
         unsupported={"mine::product": 2},
@@ -194,7 +194,7 @@ def test_notes_name_what_differs_and_what_is_not_covered():
     )
 
 
-def test_many_differences_are_counted_and_not_named():
+def test_many_differences_are_counted_instead_of_named():
     paths = [f"layer{index}" for index in range(20)]
     theirs = dict.fromkeys(paths, 1000)
     ours = {path: 1100 + 7 * index for index, path in enumerate(paths)}

@@ -1,4 +1,4 @@
-"""Which line of a function takes its time: stacks made by hand, the answers derived from them by hand."""
+"""The lines that take a function's time: hand-made stacks with hand-derived answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST_LINES = {"step": 10, "loss": 20, "row": 30, "again": 40, "<listcomp>": 12}
 
 
 def frame(text):
-    """``step:12`` is a line of the user's; ``torch.nn.functional.relu:5`` one of a library's module."""
+    """``step:12`` is a user's line; ``torch.nn.functional.relu:5`` is in a library's module."""
     name, _, line = text.partition(":")
     module, _, function = name.rpartition(".")
     return StackFrame(
@@ -56,7 +56,7 @@ def inside(hot, **kwargs):
 CALL = "torch.nn.modules.module._call_impl:9"
 
 
-def test_the_line_with_most_time():
+def test_line_with_most_time():
     hot = hot_of(
         ("forward", "step:12", 6, 600),
         ("forward", f"step:13 {CALL}", 3, 300),
@@ -67,7 +67,7 @@ def test_the_line_with_most_time():
     assert (line.share, line.samples, line.time_ns, line.inner) == (0.6, 6, 600, None)
 
 
-def test_what_a_line_calls_is_its_time():
+def test_called_functions_count_for_their_line():
     hot = hot_of(("forward", "step:12 torch.relu:5", 2, 200), ("forward", "step:12", 1, 100))
     line = inside(hot)
     assert (line.line, line.samples, line.time_ns, line.share, line.inner) == (12, 3, 300, 1.0, None)
@@ -78,23 +78,23 @@ def test_what_a_line_calls_is_its_time():
     [
         [("forward", "step:12", 2, 900)],
         [("forward", f"step:{line}", 3, 100) for line in (12, 13, 14)],
-        # most of the time, but few of the samples, and the other way round
+        # Most of the time but few samples, and vice versa.
         [("forward", "step:12", 4, 900), ("forward", "step:13", 5, 100)],
         [("forward", "step:12", 5, 300), ("forward", "step:13", 2, 200), ("forward", "step:14", 2, 200)],
         [("forward", "loss:22", 9, 900)],
     ],
     ids=["two samples", "thirds", "few samples", "little time", "another function"],
 )
-def test_nothing_is_said_of_few_samples_or_less_than_half(stacks):
+def test_few_samples_or_less_than_half_give_no_line(stacks):
     assert inside(hot_of(*stacks)) is None
 
 
-def test_half_is_enough():
+def test_half_of_time_is_enough():
     hot = hot_of(("forward", "step:12", 3, 300), ("forward", "step:13", 3, 300))
     assert inside(hot).share == 0.5
 
 
-def test_only_the_phases_that_are_asked_for():
+def test_only_requested_phases_count():
     hot = hot_of(("forward", "step:12", 3, 100), ("validation", "step:15", 9, 900))
     assert inside(hot).line == 15
     assert inside(hot, phases=["forward"]).line == 12
@@ -102,18 +102,18 @@ def test_only_the_phases_that_are_asked_for():
     assert inside(hot, phases=["backward"]) is None
 
 
-def test_time_in_modules_can_be_left_out():
+def test_time_in_modules_can_be_excluded():
     hot = hot_of(
         ("forward", f"step:12 {CALL} torch.nn.modules.linear.forward:3", 9, 900),
         ("forward", "step:13 loss:22", 4, 400),
-        ("forward", f"{CALL} step:14", 1, 100),  # a module called the step: that is no time in a module
+        ("forward", f"{CALL} step:14", 1, 100),  # a module called the step, so this isn't time in a module
     )
     assert inside(hot).line == 12
     line = inside(hot, outside_modules=True)
     assert (line.line, line.share, line.inner.line) == (13, 0.8, 22)
 
 
-def test_the_innermost_line_with_half_of_the_time():
+def test_innermost_line_with_half_of_time():
     hot = hot_of(
         ("forward", "step:12 torch.wrap:1 loss:22 row:33 torch.relu:5", 5, 500),
         ("forward", "step:12 loss:22 row:34", 2, 200),
@@ -126,7 +126,7 @@ def test_the_innermost_line_with_half_of_the_time():
     assert (inner.share, inner.samples, inner.time_ns, inner.inner) == (0.5, 5, 500, None)
 
 
-def test_the_way_down_ends_where_no_line_has_half():
+def test_descent_stops_if_no_line_has_half():
     hot = hot_of(
         ("forward", "step:12 loss:22 row:33", 4, 400),
         ("forward", "step:12 loss:22 row:34", 3, 300),
@@ -135,19 +135,19 @@ def test_the_way_down_ends_where_no_line_has_half():
     assert (inside(hot).inner.line, inside(hot).inner.share) == (22, 0.7)
 
 
-def test_lines_of_libraries_are_never_the_inner_one():
+def test_library_lines_are_never_inner_line():
     hot = hot_of(("forward", "step:12 torch.slow:5 torch.slower:6", 9, 900))
     assert inside(hot).inner is None
 
 
-def test_a_comprehension_on_the_line_is_the_line():
+def test_comprehension_belongs_to_its_line():
     hot = hot_of(("forward", "step:12 <listcomp>:12", 9, 900))
     assert (inside(hot).line, inside(hot).inner) == (12, None)
     hot = hot_of(("forward", "step:12 <listcomp>:12 loss:22", 9, 900))
     assert (inside(hot).line, inside(hot).inner.line) == (12, 22)
 
 
-def test_of_a_recursion_the_innermost_call_counts():
+def test_innermost_call_of_recursion_counts():
     hot = hot_of(
         ("forward", "again:45 again:45 again:42", 5, 500),
         ("forward", "again:45 again:42", 3, 300),
@@ -157,13 +157,13 @@ def test_of_a_recursion_the_innermost_call_counts():
     assert (line.line, line.samples, line.time_ns, line.inner) == (42, 8, 800, None)
 
 
-def test_recursion_below_the_line():
+def test_recursion_below_line():
     hot = hot_of(("forward", "step:12 again:45 again:45 again:42", 5, 500))
     assert (inside(hot).inner.line, inside(hot).inner.time_ns) == (42, 500)
 
 
-def test_a_line_that_only_calls_is_told_from_one_that_works():
-    """Line 12 is in what it calls in 6 of 8 samples, line 13 in 1 of 4 (a library's frame is no call)."""
+def test_line_that_mostly_calls_is_recognized():
+    """Line 12 is in a called function in 6 of 8 samples, line 13 in 1 of 4 (library frames don't count)."""
     hot = hot_of(
         ("forward", "step:12 row:31", 3, 300),
         ("forward", "step:12 row:32", 3, 300),
@@ -176,8 +176,8 @@ def test_a_line_that_only_calls_is_told_from_one_that_works():
     assert not hot.is_call("train.py", 99)
 
 
-def test_a_finding_names_the_line_that_takes_the_time_first():
-    """The data set was not sampled, ``collate_fn`` was: its statement comes first."""
+def test_finding_lists_slowest_line_first():
+    """The dataset was not sampled, but ``collate_fn`` was, so its statement comes first."""
     dataset, collate = (Place(file="train.py", line=line) for line in (99, FIRST_LINES["step"]))
     finding = Finding(kind="k", status=Status.FOUND, title="t", summary="s", locations=(dataset, collate))
     found = at_exact_lines(finding, hot_of(("dataloader", "step:12", 5, 500)))
@@ -188,15 +188,15 @@ def lines_of(found):
     return [(one.line, one.share) for one in found]
 
 
-def test_time_spread_over_statements_names_the_fewest_with_half_of_it():
-    """40, 35 and 25% of the function: the first alone has less than half, two have more."""
+def test_fewest_statements_with_half_of_time_are_named():
+    """40, 35 and 25% of the function: the first has less than half, the first two have more."""
     hot = hot_of(("forward", "step:12", 4, 40), ("forward", "step:13", 7, 35), ("forward", "step:14", 9, 25))
     assert lines_of(hot.statements("train.py", FIRST_LINES["step"])) == [(12, 0.4), (13, 0.35)]
     assert hot.statements("train.py", FIRST_LINES["loss"]) == ()
 
 
-def test_any_line_of_the_user_s_may_be_the_place_in_a_phase():
-    """A scheduler of the user's and a function that a library calls: 60 and 10 of 100 ns."""
+def test_any_user_line_can_be_place_in_phase():
+    """A user's scheduler and a function called by a library: 60 and 10 of 100 ns."""
     hot = hot_of(
         ("lr_scheduler", "torch.step:3 loss:22 row:33", 6, 60),
         ("lr_scheduler", "torch.step:3 again:42", 1, 10),
@@ -207,14 +207,14 @@ def test_any_line_of_the_user_s_may_be_the_place_in_a_phase():
     assert (line.line, line.share, line.inner.line) == (22, 0.6, 33)
 
 
-def test_no_place_in_a_phase_that_is_mostly_a_library_s():
+def test_phase_mostly_in_library_has_no_place():
     hot = hot_of(("transfer", "torch.to:3", 6, 60), ("transfer", "torch.to:3 loss:22", 4, 40))
     assert hot.statements_in(["transfer"]) == ()
     assert hot.statements_in(["clip"]) == ()
 
 
-def test_below_a_library_s_function_the_user_s_line_is_the_place():
-    """A callback of Lightning's calls the user's logger, another one works by itself."""
+def test_user_line_below_library_function_is_place():
+    """One of Lightning's callbacks calls the user's logger, another does its own work."""
     hot = hot_of(
         ("callbacks", "lightning.monitor:3 lightning.log:9 loss:22", 6, 60),
         ("callbacks", "lightning.stats:3 torch.stats:4", 6, 60),
@@ -226,8 +226,8 @@ def test_below_a_library_s_function_the_user_s_line_is_the_place():
     assert name == stats
 
 
-def test_of_a_phase_only_what_takes_the_time_is_named():
-    """The sampler takes the time of the fetches; the data set, which the setup names, next to nothing."""
+def test_only_slow_lines_of_phase_are_named():
+    """The sampler takes the fetch time; the dataset, which the setup names, takes almost none."""
     hot = hot_of(
         ("dataloader", "torch.utils.data.dataloader._next_index:5 again:42", 9, 90),
         ("dataloader", "torch.fetch:5 loss:22", 1, 10),
@@ -260,8 +260,8 @@ NEXT = "torch.utils.data.dataloader._next_index:5"
     ],
     ids=["own", "own function", "own function with an array", "shuffles", "torch's"],
 )
-def test_what_to_do_about_a_sampler_depends_on_its_code(below, action):
-    """A search for each batch isn't a shuffle: whatever it is, it can be done once."""
+def test_sampler_advice_depends_on_its_code(below, action):
+    """A search per batch isn't a shuffle, but it can be done once."""
     hot = hot_of(("dataloader", f"{NEXT} {below}", 9, 90), ("dataloader", "torch.fetch:5 loss:22", 1, 10))
     advice = sampler_advice(hot, 10.0)
     assert advice.action == action
@@ -271,8 +271,8 @@ def test_what_to_do_about_a_sampler_depends_on_its_code(below, action):
 GRADIENTS = "torch.autograd.grad:594 torch.autograd.graph._engine_run_backward:979"
 
 
-def test_gradients_are_not_a_function_s_own_code():
-    """Of 100 ns 40 are in its own lines; autograd's and a transform's own code isn't, a transform's f is."""
+def test_gradients_are_not_own_code():
+    """40 of 100 ns are its own: a transform's f counts, but autograd's and the transform's code doesn't."""
     hot = hot_of(
         ("forward", f"step:12 {GRADIENTS}", 30, 30),
         ("forward", f"step:13 torch._functorch.apis.wrapper:9 loss:22 {GRADIENTS}", 10, 10),
@@ -288,8 +288,8 @@ def test_gradients_are_not_a_function_s_own_code():
     assert hot.gradient_share("train.py", 99) == (0.0, 0.0)
 
 
-def test_how_much_of_a_phase_a_line_takes_at_most():
-    """60 of 100 samples at line 22, 40 without a line of the user's, none at line 9."""
+def test_upper_bound_for_share_of_line():
+    """60 of 100 samples are at line 22, 40 without a user's line, none at line 9."""
     hot = hot_of(("forward", "step:12 loss:22", 60, 60), ("forward", "lightning.loop:3", 40, 40))
     most = hot.most_at_lines("forward")
     assert most("train.py", 22) == pytest.approx((0.62 + 2 * math.sqrt(0.0024 + 0.0001)) / 1.04)
@@ -299,7 +299,7 @@ def test_how_much_of_a_phase_a_line_takes_at_most():
     assert hot_of(("forward", "step:12", 19, 60)).most_at_lines("forward") is None
 
 
-def test_the_lines_at_the_top():
+def test_top_lines():
     hot = hot_of(
         ("forward", "step:12 loss:22 torch.relu:5", 10, 500),
         ("forward", "step:13 loss:22", 5, 100),
@@ -319,7 +319,7 @@ def test_the_lines_at_the_top():
     assert (line.phase, line.share, line.samples, line.time_ns) == (None, 0.9, 17, 900)
 
 
-def test_without_samples_there_is_a_reason():
+def test_reason_without_samples():
     assert why_not(hot_lines, None) == 'not measured (set inspect={"sampling": True})'
     assert why_not(hot_lines, StackSamples()) == "the loop ended before the first sample"
     samples = stacks_of(("forward", "step:12", 1, 5))

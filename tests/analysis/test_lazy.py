@@ -1,4 +1,4 @@
-"""Facts: computed when they are asked for, at most once; and what couldn't be measured."""
+"""Lazy facts: computed on demand, at most once, or not measured for a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.traces import load
 
 
 class Numbers(LazyFacts):
-    """Facts that note what was computed."""
+    """Facts that record which of them were computed."""
 
     def __init__(self, number=8):
         self.number = number
@@ -55,7 +55,7 @@ class More(Numbers):
         return "own"
 
 
-def test_a_fact_is_computed_when_it_is_asked_for_and_once():
+def test_fact_is_computed_on_demand_and_once():
     numbers = Numbers()
     assert numbers.computed == []
     assert numbers.quarter == 2
@@ -64,13 +64,13 @@ def test_a_fact_is_computed_when_it_is_asked_for_and_once():
     assert numbers.computed == ["quarter", "half"]
 
 
-def test_a_fact_that_is_nothing_is_computed_once_too():
+def test_fact_of_zero_is_computed_once():
     numbers = Numbers(0)
     assert numbers.half == numbers.half == 0
     assert numbers.computed == ["half"]
 
 
-def test_what_was_not_measured_is_remembered():
+def test_reason_for_not_measured_is_remembered():
     numbers, raised = Numbers(), []
     for _ in range(3):
         with pytest.raises(NotMeasured, match=r"^nobody took it$") as why:
@@ -81,14 +81,14 @@ def test_what_was_not_measured_is_remembered():
     assert len(set(map(id, raised))) == 3, "one that was raised thrice would have three tracebacks"
 
 
-def test_a_reason_passes_through_what_rests_on_it():
+def test_reason_passes_to_dependent_facts():
     numbers = Numbers()
     assert numbers.why_not(Numbers.sum) == "nobody took it"
     assert numbers.why_not(Numbers.root) == "nobody took it"
     assert numbers.computed == ["sum", "half", "root"]
 
 
-def test_get_goes_on_without_it():
+def test_get_returns_none_if_not_measured():
     numbers = Numbers()
     assert numbers.get(Numbers.half) == 4
     assert numbers.get(Numbers.root) is None
@@ -96,8 +96,8 @@ def test_get_goes_on_without_it():
     assert numbers.why_not(Numbers.half) == ""
 
 
-def test_a_bug_is_no_reason():
-    """It isn't remembered, and neither ``get`` nor ``why_not`` catches it."""
+def test_bug_is_not_a_reason():
+    """It isn't cached, and neither ``get`` nor ``why_not`` catches it."""
     numbers = Numbers()
     for ask in (lambda: numbers.broken, lambda: numbers.get(Numbers.broken)):
         with pytest.raises(RuntimeError, match="oops"):
@@ -107,7 +107,7 @@ def test_a_bug_is_no_reason():
     assert numbers.computed == ["broken"] * 3
 
 
-def test_a_subclass_derives_a_fact_in_its_own_way():
+def test_subclass_overrides_fact():
     more = More()
     assert more.get(Numbers.root) == 3.0
     assert more.why_not(Numbers.root) == ""
@@ -116,7 +116,7 @@ def test_a_subclass_derives_a_fact_in_its_own_way():
     assert set(Numbers.names()) == {"half", "quarter", "root", "sum", "broken"}
 
 
-def test_facts_are_replaced_in_a_copy():
+def test_copy_replaces_facts():
     numbers = Numbers()
     other = numbers.replaced(half=100.0)
     assert (other.half, other.quarter) == (100.0, 50.0)
@@ -127,17 +127,17 @@ def test_facts_are_replaced_in_a_copy():
     assert lacking.get(Numbers.half) is None
 
 
-def test_what_is_no_fact_is_replaced_too():
+def test_copy_replaces_attributes():
     numbers = Numbers()
     assert numbers.replaced(number=20).half == 10
     assert numbers.half == 4
 
 
-def test_a_fact_of_the_class_says_what_it_is():
+def test_fact_of_class_has_name_and_docstring():
     assert (Numbers.half.name, Numbers.half.__doc__) == ("half", "Half of it.")
 
 
-def test_a_pickle_of_a_trace_has_all_facts_and_not_the_trace():
+def test_pickle_of_trace_facts_omits_trace():
     facts = TraceFacts(load("sampled_2rank_rank0"))
     assert facts.timeline is not None
     twin = pickle.loads(pickle.dumps(facts))
@@ -157,11 +157,11 @@ def test_a_pickle_of_a_trace_has_all_facts_and_not_the_trace():
 
 @fact
 def longest_name(facts: TraceFacts) -> int:
-    """A fact in the file of its table, say."""
+    """A fact outside a class, like one in the file of its table."""
     return max(map(len, facts.timeline.trace.names))
 
 
-def test_a_fact_outside_of_a_class_is_as_good(monkeypatch):
+def test_fact_outside_class_works_the_same(monkeypatch):
     monkeypatch.setattr("lightning_modelprof.analysis.trace.trace_facts.OUTSIDE", [longest_name])
     monkeypatch.setattr("lightning_modelprof.analysis.lazy.OUTSIDE", [longest_name])
     facts = TraceFacts(load("a100_alexnet"))
@@ -171,7 +171,7 @@ def test_a_fact_outside_of_a_class_is_as_good(monkeypatch):
     assert facts.replaced(longest_name=NotMeasured("no")).why_not(longest_name) == "no"
 
 
-def test_facts_outside_of_a_class_may_have_the_same_name():
+def test_facts_outside_class_may_share_name():
     def named(value):
         def kernels(_: TraceFacts) -> int:
             return value

@@ -1,4 +1,4 @@
-"""The model of a loader's queue, against torch's own code in simulated time."""
+"""The loader's queue model, compared with torch's own code in simulated time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.facts import why_not
 
 
 class SimulatedLoader(_MultiProcessingDataLoaderIter):
-    """Torch's own iterator, whose workers are numbers on a simulated clock."""
+    """torch's own iterator, with workers that are numbers on a simulated clock."""
 
     def __init__(self, service_ns, workers, factor, handover_ns, in_order):
         self._num_workers, self._prefetch_factor, self._in_order = workers, factor, in_order
@@ -50,13 +50,13 @@ class SimulatedLoader(_MultiProcessingDataLoaderIter):
         self.now_ns = max(self.now_ns, ready_ns)
         return index, index
 
-    def _process_data(self, data, *worker):  # torch tells of the worker since 2.6
+    def _process_data(self, data, *worker):  # torch passes the worker since 2.6
         self.now_ns += self.handover_ns
         return super()._process_data(data, *worker)
 
 
 class SimulatedWorker:
-    """What the loader takes for the queue of a worker's indices."""
+    """Acts as the queue of a worker's indices for the loader."""
 
     def __init__(self, loader, number):
         self.loader, self.number, self.free_ns = loader, number, 0
@@ -68,7 +68,7 @@ class SimulatedWorker:
 
 
 def torchs_times(service_ns, rest_ns, workers, factor, handover_ns, in_order):
-    """When the loop gets each batch."""
+    """When the loop receives each batch."""
     got_ns = []
     if workers == 0:
         now_ns = 0
@@ -95,9 +95,9 @@ SETTINGS = st.tuples(st.integers(0, 5), st.integers(1, 4))
     st.booleans() if "in_order" in signature(DataLoader).parameters else st.just(True),  # since torch 2.6
 )
 @settings(max_examples=150, deadline=None)
-def test_each_batch_comes_when_torchs_own_code_would_give_it(times, which, handover_ns, in_order):
+def test_batch_times_match_torch_code(times, which, handover_ns, in_order):
     service_ns, rest_ns = zip(*times, strict=True)
-    rest_ns = rest_ns[: len(rest_ns) - 20]  # so many indices are handed out ahead
+    rest_ns = rest_ns[: len(rest_ns) - 20]  # this many indices are handed out in advance
     found = simulate_loader(
         np.array(service_ns)[:, None],
         np.array(rest_ns)[:, None],
@@ -113,7 +113,7 @@ def test_each_batch_comes_when_torchs_own_code_would_give_it(times, which, hando
 
 @given(st.lists(TIMES, min_size=40, max_size=60), TIMES, SETTINGS)
 @settings(max_examples=100, deadline=None)
-def test_more_of_anything_never_makes_a_batch_come_later(service_ns, rest_ns, setting):
+def test_more_resources_never_delay_batches(service_ns, rest_ns, setting):
     workers, factor = max(1, setting[0]), setting[1]
     service, rest = np.array(service_ns)[:, None], np.full((len(service_ns), 1), rest_ns)
     base, ahead, twice = np.moveaxis(
@@ -129,30 +129,30 @@ def test_more_of_anything_never_makes_a_batch_come_later(service_ns, rest_ns, se
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
 @pytest.mark.parametrize(("service", "rest", "handover"), [(12, 3, 0), (12, 5, 1), (240, 60, 24), (0, 7, 2)])
-def test_constant_times_have_a_closed_form(workers, service, rest, handover):
+def test_constant_times_have_closed_form(workers, service, rest, handover):
     got = simulate_loader(
         np.full((600, 1), service),
         np.full((600, 1), rest),
         [(0, 1), (workers, 1), (workers, 2)],
         handover_ns=handover,
     )[:, :, 0]
-    inline, single, double = (got[-1] - got[239]) / 360  # which is so many rounds of each number of workers
+    inline, single, double = (got[-1] - got[239]) / 360  # a multiple of every worker count
     assert inline == service + rest
     assert single == max(rest + handover, (service + handover) / workers)
     assert double == max(rest + handover, service / workers)
 
 
-def test_one_slow_batch_blocks_those_behind_it_only_where_order_is_kept():
+def test_slow_batch_blocks_others_only_if_order_is_kept():
     service = np.array([100, *[10] * 60])[:, None]
     rest = np.zeros((20, 1), np.int64)
     ordered = simulate_loader(service, rest, [(4, 2)])[:, 0, 0]
     unordered = simulate_loader(service, rest, [(4, 2)], is_ordered=False)[:, 0, 0]
-    assert ordered[:8].tolist() == [100] * 4 + [110] * 4  # three, and three behind the next of its worker
+    assert ordered[:8].tolist() == [100] * 4 + [110] * 4  # three, and three behind its worker's next batch
     assert unordered[:6].tolist() == [10, 10, 10, 20, 20, 20]
 
 
 def measured(service_ns, workers, *, rest_ns=0, cpu_share=0.0, turn_ns=0, factor=2, in_order=True):
-    """Batches as they would be recorded, by torch's own code, and the waits of steps for them."""
+    """Batches as recorded from torch's own code, and how long steps waited for them."""
     service_ns = [int(one) + turn_ns for one in service_ns]
     steps = len(service_ns) - workers * factor
     got_ns = torchs_times(service_ns, [rest_ns] * steps, workers, factor, 0, in_order)
@@ -190,17 +190,17 @@ def predicted(batches, waits_ns, workers, rest_ns, **more):
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
-def test_constant_waiting_batches_are_predicted_from_any_number_of_workers(workers):
+def test_sleeping_batches_are_predicted_from_any_worker_count(workers):
     batches, waits_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS)
     found, steps = predicted(batches, waits_ns, workers, 2 * MS, cpus=2.0)
     assert steps[0, 2].step_ns == 14 * MS
-    # Three workers are ready together, so two batches of three were seen to be handed over at once.
+    # Three workers finish together, so two of three batches were handed over immediately.
     assert found.handover_ns == (0 if workers == 3 else ASSUMED_HANDOVER_NS)
     assert [steps[each, 2].step_ns / MS for each in (1, 2, 3, 4, 5, 6, 7, 8)] == [
         *(12, 6, 4, 3, 2.4),
         *[2 + found.handover_ns / MS] * 3,
     ]
-    assert max(one.workers for one in found.predictions) == 8  # as they wait, more than there are CPUs
+    assert max(one.workers for one in found.predictions) == 8  # they sleep, so more than the CPUs
     assert (found.advised.workers, found.advised.prefetch_factor, found.left_ns) == (6, 2, 0)
     assert found.needed_factor is None
     assert found.present.step_ns == pytest.approx(found.step_ns, rel=0.03)
@@ -208,7 +208,7 @@ def test_constant_waiting_batches_are_predicted_from_any_number_of_workers(worke
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
-def test_batches_that_compute_get_no_faster_than_the_cpus(workers):
+def test_computing_batches_are_limited_by_cpus(workers):
     batches, waits_ns = measured([12 * MS] * 100, workers, rest_ns=2 * MS, cpu_share=1.0)
     found, steps = predicted(batches, waits_ns, workers, 2 * MS, cpus=2.0)
     assert {one.workers for one in found.predictions} == {0, 1, 2}
@@ -217,8 +217,8 @@ def test_batches_that_compute_get_no_faster_than_the_cpus(workers):
     assert found.left_ns == pytest.approx(4 * MS - found.handover_ns, rel=0.01)
 
 
-def test_a_machine_with_many_cpus():
-    """All numbers of workers up to 16 are tried, then each an eighth more."""
+def test_worker_counts_are_sparse_on_many_cpus():
+    """Every worker count up to 16 is tried, then each an eighth more."""
     batches, waits_ns = measured([120 * MS] * 100, 4, rest_ns=MS, cpu_share=1.0)
     found, steps = predicted(batches, waits_ns, 4, MS, cpus=256.0)
     assert {one.workers for one in found.predictions} >= {*range(17), 256}
@@ -228,16 +228,16 @@ def test_a_machine_with_many_cpus():
     assert all(np.isfinite(one.step_ns) for one in found.predictions)
 
 
-def test_the_rest_of_a_step_takes_cpus_too():
-    """12 ms of a batch and 6 of a step on two CPUs: no step is shorter than 9 ms."""
+def test_rest_of_step_also_takes_cpus():
+    """12 ms for a batch and 6 for a step on two CPUs: no step is shorter than 9 ms."""
     batches, waits_ns = measured([12 * MS] * 100, 1, rest_ns=6 * MS, cpu_share=1.0)
     _, steps = predicted(batches, waits_ns, 1, 6 * MS, cpus=2.0, rest_cpu_ns=6.0 * MS)
     assert steps[1, 2].step_ns == pytest.approx(12 * MS, rel=0.01)
     assert steps[2, 2].step_ns == pytest.approx(9 * MS, rel=0.02)
 
 
-def test_what_is_measured_under_interference_is_freed_of_it():
-    """4 workers on 2 CPUs need 24 ms for 12 ms of work: two need 12."""
+def test_measured_interference_is_removed():
+    """4 workers on 2 CPUs need 24 ms for 12 ms of work; two would need 12."""
     batches, waits_ns = measured([24 * MS] * 100, 4, cpu_share=0.5)
     found, steps = predicted(batches, waits_ns, 4, 0, cpus=2.0, cpu_wait=0.5)
     assert found.computing == pytest.approx(1, rel=1e-4)
@@ -248,10 +248,10 @@ def test_what_is_measured_under_interference_is_freed_of_it():
     assert found.advised.workers == 2
 
 
-def test_a_wait_for_a_cpu_that_was_measured_is_no_sleep():
-    """Batches of 36 ms compute for 12. Two workers that were ready all the time had no 2 CPUs, but 1 or less.
+def test_measured_cpu_wait_is_not_sleep():
+    """Batches of 36 ms compute for 12. Two workers that always had work had at most 1 CPU, not 2.
 
-    Whoever does not know that takes them for batches that mostly sleep, of which more workers make more.
+    Without that measurement, the batches seem to sleep mostly, so more workers would seem to help.
     """
     batches, waits_ns = measured([36 * MS] * 100, 2, cpu_share=1 / 3)
     guessed, _ = predicted(batches, waits_ns, 2, 0, cpus=2.0)
@@ -262,7 +262,7 @@ def test_a_wait_for_a_cpu_that_was_measured_is_no_sleep():
     assert {one.workers for one in found.predictions} == {0, 1, 2}
     assert [steps[each, 2].step_ns / MS for each in (1, 2)] == pytest.approx([12, 12], rel=0.01)
     assert not found.helps
-    # As fast as with CPUs of their own, and what nearly always sleeps: as many CPUs as were thought.
+    # As fast as with dedicated CPUs, or batches that mostly sleep: the assumed number of CPUs stays.
     batches, waits_ns = measured([12 * MS] * 100, 2, cpu_share=1.0)
     assert predicted(batches, waits_ns, 2, 0, cpus=3.0, cpu_wait=0.0)[0].cpus == 3
     batches, waits_ns = measured([36 * MS] * 100, 2, cpu_share=0.1)
@@ -271,8 +271,8 @@ def test_a_wait_for_a_cpu_that_was_measured_is_no_sleep():
     assert steps[2, 2].step_ns == pytest.approx(16.2 * MS, rel=0.02)
 
 
-def test_a_wait_for_a_batch_that_had_no_cpu_is_no_hand_over():
-    """Batches of 24 ms, 11 of them without a CPU: four workers' steps of 5 ms wait 4 ms in each round."""
+def test_wait_for_batch_without_cpu_is_not_handover():
+    """Batches of 24 ms, 11 of them without a CPU: steps of 5 ms with four workers wait 4 ms per round."""
     batches, waits_ns = measured([24 * MS] * 100, 4, rest_ns=5 * MS, cpu_share=0.55)
     assert waits_ns.mean() == pytest.approx(MS, rel=0.1)
     found, _ = predicted(batches, waits_ns, 4, 5 * MS, cpus=2.0, cpu_wait=0.45)
@@ -280,7 +280,7 @@ def test_a_wait_for_a_batch_that_had_no_cpu_is_no_hand_over():
     assert found.handover_ns < 0.1 * MS
 
 
-def test_an_interval_holds_the_mean_that_is_true_and_the_same_batches_give_the_same():
+def test_interval_contains_true_mean_and_is_deterministic():
     draw = np.random.default_rng(5)
     true_ns, inside = 10 * MS / 2, 0
     for _ in range(20):
@@ -291,12 +291,12 @@ def test_an_interval_holds_the_mean_that_is_true_and_the_same_batches_give_the_s
     assert inside >= 16
 
 
-def test_what_passes_between_two_batches_is_seen_at_the_start_of_an_epoch():
+def test_time_between_batches_is_measured_at_epoch_start():
     batches, waits_ns = measured([2 * MS] * 100, 2, rest_ns=20 * MS, turn_ns=MS // 10)
     found, _ = predicted(batches, waits_ns, 2, 20 * MS)
     assert found.turn_ns == MS // 10
     assert found.service_ns == 2.1 * MS
-    # Processes that are still starting make a gap longer, which is no turn.
+    # Processes that are still starting make the gap longer, which doesn't count.
     late = {name: list(getattr(batches, name)) for name in ("begin_ns", "ready_ns")}
     for times in late.values():
         times[2] += 5 * MS
@@ -306,7 +306,7 @@ def test_what_passes_between_two_batches_is_seen_at_the_start_of_an_epoch():
     assert predicted(later, waits_ns, 2, 20 * MS)[0].turn_ns == 0  # they had to wait for the next index
 
 
-def test_a_hand_over_is_the_wait_for_batches_that_are_ready():
+def test_handover_is_wait_for_ready_batches():
     batches, _ = measured([2 * MS] * 100, 2, rest_ns=20 * MS)
     found, steps = predicted(batches, np.full(30, 0.4 * MS), 2, 20 * MS)
     assert (found.ready, found.handover_ns) == (1, 0.4 * MS)
@@ -315,8 +315,8 @@ def test_a_hand_over_is_the_wait_for_batches_that_are_ready():
     assert found.left_ns == pytest.approx(0)
 
 
-def test_where_some_batches_are_ready_the_shortest_waits_are_hand_overs():
-    """Batches of 1 and 21 ms in turn, a worker, steps of 10 ms: about each second one is ready."""
+def test_shortest_waits_are_handovers_if_some_batches_are_ready():
+    """Batches of 1 and 21 ms alternate, one worker, steps of 10 ms: about every second one is ready."""
     batches, _ = measured([MS, 21 * MS] * 100, 1, rest_ns=10 * MS)
     found, _ = predicted(batches, np.array([0.3, 9] * 15) * MS, 1, 10 * MS)
     assert 0.2 < found.ready < 0.6
@@ -324,7 +324,7 @@ def test_where_some_batches_are_ready_the_shortest_waits_are_hand_overs():
     assert found.handover_ns == pytest.approx(np.mean(expected) * MS)
 
 
-def test_keeping_the_order_costs_what_it_costs():
+def test_keeping_order_has_its_cost():
     draw = np.random.default_rng(7)
     slow = np.where(draw.random(400) < 0.05, 100 * MS, 5 * MS)
     batches, waits_ns = measured(slow, 4, rest_ns=MS)
@@ -337,7 +337,7 @@ def test_keeping_the_order_costs_what_it_costs():
 
 @given(st.integers(0, 4), st.floats(0, 1), st.integers(0, 20), st.integers(0, 2**31))
 @settings(max_examples=25, deadline=None)
-def test_the_advice_is_the_least_number_within_two_percent(workers, cpu_share, rest_ms, seed):
+def test_advice_is_smallest_worker_count_within_two_percent(workers, cpu_share, rest_ms, seed):
     service_ns = np.random.default_rng(seed).lognormal(0, 0.7, 60) * 5 * MS
     batches, waits_ns = measured(service_ns, workers, rest_ns=rest_ms * MS, cpu_share=cpu_share)
     found, steps = predicted(batches, waits_ns, workers, rest_ms * MS, cpus=4.0)
@@ -350,7 +350,7 @@ def test_the_advice_is_the_least_number_within_two_percent(workers, cpu_share, r
     assert all(one.low_ns <= one.high_ns for one in steps.values())
 
 
-def test_few_batches_say_nothing():
+def test_few_batches_give_no_prediction():
     batches, _ = measured([MS] * 19, 0)
     present = {"num_workers": 0, "prefetch_factor": None}
     reason = why_not(loader_queue, batches, **present, rests_ns=np.ones(3), waits_ns=np.ones(3))

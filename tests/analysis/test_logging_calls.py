@@ -1,4 +1,4 @@
-"""``self.log`` and metrics as a cause of their own: stacks made by hand, and what real calls look like."""
+"""``self.log`` and metrics as a separate cause: hand-made stacks, and what real calls look like."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def library(module, function):
 
 
 LOGS = library("lightning.pytorch.core.module", "LightningModule.log")
-LOGS_OTHER = library("pytorch_lightning.core.module", "log_dict")  # as Python 3.10 names it
+LOGS_OTHER = library("pytorch_lightning.core.module", "log_dict")  # its name on Python 3.10
 RESULTS = library("lightning.pytorch.trainer.connectors.logger_connector.result", "_ResultCollection.log")
 UPDATES = library("torchmetrics.metric", "Metric._wrap_update.<locals>.wrapped_func")
 COMPUTES = library("torchmetrics.metric", "Metric._wrap_compute.<locals>.wrapped_func")
-WRAPPED = library("torchmetrics.metric", "wrapped_func")  # as Python 3.10 names both
+WRAPPED = library("torchmetrics.metric", "wrapped_func")  # both names on Python 3.10
 METRIC = library("torchmetrics.metric", "Metric.forward")
 COLLECTION = library("torchmetrics.collections", "MetricCollection.update")
 TRACKER = library("torchmetrics.wrappers.tracker", "MetricTracker.compute")
@@ -96,26 +96,26 @@ def of(*stacks, **changes):
         ((STEP_33, OTHERS_LOGGER), LOGGER, 33),
         ((CALLBACK, WRITES), LOGGER, 9),
         ((STEP_33, WRITES, REDUCE), RANKS, 33),
-        ((CONNECTOR, RANK_ZERO, WRITES), None, None),  # Lightning's own, after the batch
+        ((CONNECTOR, RANK_ZERO, WRITES), None, None),  # Lightning's own call, after the batch
         ((CONNECTOR, RANK_ZERO, OWN_LOGGER), None, None),
-        ((CONNECTOR, OWN_LOGGER, WRITES, ADDS), None, None),  # one derived from Lightning's
+        ((CONNECTOR, OWN_LOGGER, WRITES, ADDS), None, None),  # derived from one of Lightning's
         ((CONNECTOR, OWN_LOGGER, HELPER, ADDS), None, None),
         ((STEP_33, library("wandbox.toys", "play")), None, None),
         ((STEP_33, FUNCTIONAL), None, None),
         ((STEP_33, RESULTS), None, None),
         ((STEP_33, CALL, LAYER), None, None),
-        ((RESULTS, UPDATES), None, None),  # Lightning's own, after the batch: the phase Logging
+        ((RESULTS, UPDATES), None, None),  # Lightning's own call after the batch, in the phase Logging
         ((STEP_33,), None, None),
     ],
 )
-def test_what_a_stack_says(frames, kind, line):
+def test_stack_is_classified(frames, kind, line):
     found = of(("forward", frames, 4))
     assert [(one.kind, one.line) for one in found.lines] == ([] if kind is None else [(kind, line)])
     assert found.share == (0 if kind is None else 1)
 
 
-def test_shares_are_of_all_samples():
-    """20 + 10 + 10 of 100 samples of 5 ms, 30 of them in the step."""
+def test_shares_cover_all_samples():
+    """20 + 10 + 10 of 100 samples of 5 ms, 30 of them inside the step."""
     found = of(
         ("forward", (STEP_33, LOGS), 20),
         ("forward", (STEP_35, LOGS), 10),
@@ -134,15 +134,15 @@ def test_shares_are_of_all_samples():
 
 
 def logged(logging=40, others=60, *, phase="forward", frames=(STEP_33, LOGS), calls=(), **info):
-    """A step of 20 ms; of its samples so many are below logging."""
+    """A step of 20 ms with the given numbers of samples below logging and elsewhere."""
     stacks = samples_of((phase, frames, logging), ("backward", (STEP_35,), others))
     cost = cost_of(("", 0, 0, 0), ("layer", 10, 4, 4))
     steps = steps_of(forward=12, backward=8)
     return analysis_of(steps, cost=cost, stacks=replace(stacks, log_calls=calls), **info)
 
 
-def test_many_calls_are_found():
-    """40 of 100 samples of a step of 20 ms: 8 ms. The error is sqrt(0.4 * 0.6 / 100) = 0.049."""
+def test_many_logging_calls_are_found():
+    """40 of 100 samples of a 20 ms step: 8 ms. The error is sqrt(0.4 * 0.6 / 100) = 0.049."""
     call = LogCall(file=NET, line=33, names=("loss", "acc"), options=("prog_bar", "sync_dist"))
     found = only(judge(slow_logging_calls, logged(calls=(call,), setup=replace(SETUP, log_every_n_steps=50))))
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
@@ -156,25 +156,25 @@ def test_many_calls_are_found():
 @pytest.mark.parametrize(
     ("logging", "others", "status"),
     [
-        (17, 83, Status.NOT_EVALUATED),  # 0.17 less twice 0.038 is below 0.10
-        (18, 82, Status.FOUND),  # 0.18 less twice 0.038 is above
+        (17, 83, Status.NOT_EVALUATED),  # 0.17 minus twice 0.038 is below 0.10
+        (18, 82, Status.FOUND),  # 0.18 minus twice 0.038 is above
         (9, 1, Status.NOT_EVALUATED),  # too few
         (10, 1, Status.FOUND),
         (5, 95, Status.CLEAN),
     ],
 )
-def test_the_boundary(logging, others, status):
+def test_threshold_of_logging_share(logging, others, status):
     assert only(judge(slow_logging_calls, logged(logging, others))).status is status
 
 
-def test_little_time_is_clean():
-    """All samples, but of a step of 0.2 ms: below the floor."""
+def test_short_logging_is_clean():
+    """All samples, but of a 0.2 ms step, which is below the threshold."""
     stacks = samples_of(("forward", (STEP_33, LOGS), 100))
     analysis = analysis_of(steps_of(forward=0.2), stacks=stacks)
     assert only(judge(slow_logging_calls, analysis)).status is Status.CLEAN
 
 
-def test_without_samples_nothing_is_said():
+def test_logging_needs_samples():
     assert only(judge(slow_logging_calls, analysis_of(steps_of(forward=10)))).status is Status.NOT_EVALUATED
 
 
@@ -187,7 +187,7 @@ def test_without_samples_nothing_is_said():
         ((STEP_33, LOGS, REDUCE), "dist_sync_on_step"),
     ],
 )
-def test_what_helps_hangs_on_the_call(frames, advice):
+def test_advice_depends_on_call(frames, advice):
     found = only(judge(slow_logging_calls, logged(frames=frames)))
     assert advice in found.action
     assert "global_step" not in found.action
@@ -197,8 +197,8 @@ SYNC_ADVICE = ("dist_sync_on_step", "sync_dist")
 
 
 @pytest.mark.parametrize("is_kept", [True, None])
-def test_ranks_that_meet_for_the_loss_are_left_alone(is_kept):
-    """20 samples of a metric whose result goes on, 20 of self.log: 4 of 20 ms may be saved, not 8."""
+def test_rank_sync_for_loss_is_not_reported(is_kept):
+    """20 samples of a metric whose result is used, 20 of self.log: 4 of 20 ms could be saved, not 8."""
     stacks = samples_of(
         ("forward", (STEP_33, CALL, METRIC, UPDATES, REDUCE), 20),
         ("forward", (STEP_35, LOGS), 20),
@@ -212,7 +212,7 @@ def test_ranks_that_meet_for_the_loss_are_left_alone(is_kept):
     assert not any(told in found.action for told in SYNC_ADVICE)
 
 
-def test_the_loss_is_the_steps_own_code_though_a_metric_computes_it():
+def test_loss_computed_by_metric_is_not_logging():
     """12 ms of Forward, 2 in a layer; the other 10 are in a metric, at a line whose result is the loss."""
     stacks = samples_of(
         ("forward", (STEP_33, CALL, METRIC, UPDATES), 83), ("forward", (STEP_35, CALL, LAYER), 17)
@@ -227,11 +227,11 @@ def test_the_loss_is_the_steps_own_code_though_a_metric_computes_it():
 @pytest.mark.parametrize(
     "frames",
     [
-        (replace(STEP_33, package="their_model"), LOGS, REDUCE),  # the LightningModule is a library's
+        (replace(STEP_33, package="their_model"), LOGS, REDUCE),  # the LightningModule belongs to a library
         (STEP_33, replace(library("their.losses", "Loss.forward"), package="their"), METRIC, REDUCE),
     ],
 )
-def test_no_sync_advice_inside_a_library(frames):
+def test_no_sync_advice_inside_library(frames):
     call = LogCall(file=NET, line=33, names=("a",), options=("sync_dist",), is_kept=False)
     stacks = samples_of(
         ("forward", frames, 20),
@@ -245,8 +245,8 @@ def test_no_sync_advice_inside_a_library(frames):
     assert ("sync_dist" in found.action) is (not frames[0].package)
 
 
-def test_a_logger_that_is_called_itself_is_called_less_often():
-    """It writes whatever ``log_every_n_steps`` says; 50 where the loggers write every step."""
+def test_advice_for_direct_logger_calls_is_fewer_calls():
+    """A direct call ignores ``log_every_n_steps``; the advice is 50 if the loggers write every step."""
     call = LogCall(file=NET, line=33, names=("self.logger.experiment.add_scalar",), is_repeated=True)
     for every, told in ((20, "every 20 steps (if self.global_step % 20 == 0)"), (1, "every 50 steps")):
         analysis = logged(
@@ -259,8 +259,8 @@ def test_a_logger_that_is_called_itself_is_called_less_often():
         assert "Each self.log" not in found.action
 
 
-def test_a_callback_asks_the_trainer_for_the_step():
-    """It has no ``global_step`` of its own: what is pasted would raise AttributeError."""
+def test_advice_for_callback_uses_trainer_global_step():
+    """A callback has no ``global_step``; the pasted code would raise AttributeError."""
     call = LogCall(file=NET, line=33, names=("self.logger.experiment.add_scalar",))
     hook = Place(file=NET, line=30, function=STEP_33.function)
     callback = CallbackSetup(callback="Writes", kind="Writes", hooks={"on_train_batch_end": hook})
@@ -273,7 +273,7 @@ def test_a_callback_asks_the_trainer_for_the_step():
         assert f"if {step} % 20 == 0" in only(judge(slow_logging_calls, analysis)).action
 
 
-def test_keys_built_in_a_loop_are_said_to_be():
+def test_keys_built_in_loop_are_described():
     call = LogCall(file=NET, line=33, names=("f'value_{n}'",), is_repeated=True)
     found = only(judge(slow_logging_calls, logged(calls=(call,))))
     assert "line 33 with f'value_{n}' in a loop (40%)" in found.summary
@@ -288,11 +288,11 @@ def test_thirty_lines_are_one_finding():
     assert "and 25 more" in found.summary
 
 
-# No other cause
+# Effects on other findings
 
 
-def test_the_verdict_and_no_other_finding_speaks_of_it():
-    """12 ms of Forward, 2 in a layer, 80 of its 100 samples below log: what is left is no finding."""
+def test_logging_is_only_finding():
+    """12 ms of Forward, 2 in a layer, 80 of its 100 samples below log: the rest isn't a finding."""
     stacks = samples_of(
         ("forward", (STEP_33, LOGS), 80),
         ("forward", (STEP_35,), 3),
@@ -308,8 +308,8 @@ def test_the_verdict_and_no_other_finding_speaks_of_it():
     assert verdict.kind == "overhead_bound"
 
 
-def test_the_rest_of_the_steps_own_code_is_still_found():
-    """12 ms of Forward, 2 in a layer; of 100 samples 30 below log, 50 at another line: 12 - 2 - 3.6 ms."""
+def test_remaining_step_code_is_still_found():
+    """12 ms of Forward, 2 in a layer; 30 of 100 samples below log, 50 at another line: 12 - 2 - 3.6 ms."""
     stacks = samples_of(
         ("forward", (STEP_33, LOGS), 30),
         ("forward", (STEP_35,), 50),
@@ -323,8 +323,8 @@ def test_the_rest_of_the_steps_own_code_is_still_found():
     assert findings[0].locations[0].line == 35
 
 
-def test_time_in_a_validation_does_not_speak_twice_for_the_verdict():
-    """In a validation of 12 of 20 ms: 60% is overhead, and not 60% more for the logging in it."""
+def test_validation_time_counts_once_in_verdict():
+    """A validation takes 12 of 20 ms: 60% is overhead, and its logging doesn't add another 60%."""
     stacks = samples_of(("validation", (VALIDATES, LOGS), 60), ("backward", (STEP_35,), 40))
     analysis = analysis_of(steps_of(validation=12, backward=8), stacks=stacks)
     found = only(judge(slow_logging_calls, analysis))
@@ -332,8 +332,8 @@ def test_time_in_a_validation_does_not_speak_twice_for_the_verdict():
     assert found.verdict_ns == 0
 
 
-def test_operators_and_tensors_of_logging_are_no_loop_in_a_layer():
-    """300 operators at a line in a layer's forward, but 290 of them for a metric; and the same of samples."""
+def test_logging_operators_and_samples_are_not_loop_in_layer():
+    """300 operators at a line in a layer's forward, 290 of them for a metric; the same for samples."""
     analysis = with_loop(300)
     lines = tuple(replace(one, logging=290) for one in analysis.cost.sites.lines)
     cost = replace(analysis.cost, sites=replace(analysis.cost.sites, lines=lines))
@@ -347,11 +347,11 @@ def test_operators_and_tensors_of_logging_are_no_loop_in_a_layer():
     assert only(judge(slow_line_in_module, changed)).status is Status.CLEAN
 
 
-# What is measured of real calls
+# Measurements of real calls
 
 
 class Shown(TorchDispatchMode):
-    """Shows a watch every operator, as the counter of a step does."""
+    """Passes every operator to a watch, like a step's counter."""
 
     def __init__(self, watch):
         super().__init__()
@@ -363,8 +363,8 @@ class Shown(TorchDispatchMode):
         return result
 
 
-def test_operators_below_a_metric_are_told_apart():
-    """Truth: the same two operators by hand on one line, the metric's update on the other."""
+def test_operators_below_metric_are_counted_separately():
+    """One line runs two operators directly; the other updates a metric."""
     watch = SiteWatch()
     metric, rows = MetricCollection({"error": MeanSquaredError()}), torch.ones(4, 3)
     with Shown(watch):
@@ -375,7 +375,7 @@ def test_operators_below_a_metric_are_told_apart():
     assert measured.calls - measured.views == measured.logging > 0
 
 
-def test_the_source_says_which_keys_and_options(tmp_path):
+def test_source_gives_keys_and_options(tmp_path):
     source = tmp_path / "net.py"
     source.write_text(
         "def step(self, batch):\n"
@@ -446,8 +446,8 @@ def test_the_source_says_which_keys_and_options(tmp_path):
         ("if self.error(batch) > 1: raise ValueError", True),
     ],
 )
-def test_the_source_says_whether_a_result_goes_on(tmp_path, source, is_kept):
-    """Whatever the loss may be computed of is no metric to leave out; in doubt it is kept."""
+def test_source_shows_whether_result_is_used(tmp_path, source, is_kept):
+    """A value that the loss may depend on isn't a removable metric; when in doubt it counts as used."""
     file = tmp_path / "net.py"
     file.write_text(f"def step(self, batch, values, losses):\n    {source}\n")
     assert log_call(str(file), 2).is_kept is is_kept
@@ -461,7 +461,7 @@ def test_the_source_says_whether_a_result_goes_on(tmp_path, source, is_kept):
         ("loss = self.errors(batch)['loss']; return loss", True),
     ],
 )
-def test_what_a_function_returns_is_followed_to_its_caller(tmp_path, source, is_kept):
+def test_returned_value_is_followed_to_caller(tmp_path, source, is_kept):
     file = tmp_path / "net.py"
     file.write_text(
         "def errors(self, batch):\n"
@@ -472,8 +472,8 @@ def test_what_a_function_returns_is_followed_to_its_caller(tmp_path, source, is_
     assert log_call(str(file), 2, ((str(file), 4),)).is_kept is is_kept
 
 
-def test_lightning_and_torchmetrics_still_name_their_functions_so():
-    """What the predicate goes by, held to the installed versions."""
+def test_function_names_match_installed_versions():
+    """The names that the classification relies on."""
     for function in (LightningModule.log, LightningModule.log_dict):
         assert logging_kind(function.__module__, function.__code__.co_name) == "log"
     metric = MeanSquaredError()
@@ -487,7 +487,7 @@ def test_lightning_and_torchmetrics_still_name_their_functions_so():
 
 
 class Ledger:
-    """What a look asks of the ledger."""
+    """The parts of the ledger that a look reads."""
 
     current = PHASE_INDEX["forward"]
     inspection = ranges = validation = None
@@ -495,7 +495,7 @@ class Ledger:
 
 
 class Watched(Net):
-    """The look is taken inside of a metric's update, called by the training thread itself."""
+    """Takes the look inside a metric's update, on the training thread."""
 
     def __init__(self):
         super().__init__()
@@ -518,7 +518,7 @@ class Watching(MeanSquaredError):
         super().update(preds, target)
 
 
-def test_a_real_fit_is_seen_below_its_metrics(tmp_path):
+def test_real_fit_is_sampled_below_metrics(tmp_path):
     model = Watched()
     fit_quietly(make_trainer(tmp_path), model, loader())
     samples = model.look.samples()
@@ -540,8 +540,8 @@ class MetricForLoss(Watched):
         return self.errors["error"](torch.ones(2), torch.ones(2))
 
 
-def test_a_real_fit_whose_loss_is_a_metric(tmp_path):
-    """Of the looks in each step, the one of the metric that is only updated is logging."""
+def test_real_fit_with_metric_as_loss(tmp_path):
+    """Of each step's looks, only the one in the metric's update counts as logging."""
     model = MetricForLoss()
     fit_quietly(make_trainer(tmp_path), model, loader())
     samples = model.look.samples()
@@ -552,7 +552,7 @@ def test_a_real_fit_whose_loss_is_a_metric(tmp_path):
 
 
 class LooksWhenItLogs(Logger):
-    """Of the user's own; the look is taken in a function that it calls."""
+    """A user's logger; the look is taken in a function that it calls."""
 
     name, version = "own", 1
     look = None
@@ -576,7 +576,7 @@ def _write(logger):
 
 
 class CallsItsLogger(Net):
-    """Line by line: the logger's own method, its property, and nothing of it."""
+    """Line by line: the logger's method, its property, and no logger."""
 
     def training_step(self, batch, batch_idx):
         loss = super().training_step(batch, batch_idx)
@@ -588,8 +588,8 @@ class CallsItsLogger(Net):
         return loss
 
 
-def test_an_own_logger_is_known_by_its_base_class(tmp_path):
-    """Three looks a step, two of them in the logger; and those that Lightning asks for after the batch."""
+def test_custom_logger_is_recognized_by_base_class(tmp_path):
+    """Three looks per step, two of them in the logger, plus those of Lightning's calls after the batch."""
     model, logger = CallsItsLogger(), LooksWhenItLogs()
     fit_quietly(make_trainer(tmp_path, logger=logger, limit_train_batches=10), model, loader())
     samples = logger.look.samples()
@@ -602,8 +602,8 @@ def test_an_own_logger_is_known_by_its_base_class(tmp_path):
     assert samples.samples > 30  # Lightning logs every fifth step
 
 
-def test_operators_of_self_log_in_the_inspected_step_of_a_fit(tmp_path):
-    """Twenty calls at one line: all operators there are those of logging."""
+def test_operators_of_self_log_are_counted_in_inspected_step(tmp_path):
+    """Twenty calls on one line: all of its operators belong to logging."""
 
     class Logs(Net):
         def training_step(self, batch, batch_idx):

@@ -1,4 +1,4 @@
-"""Memory over a window by what holds it: by hand, and against a replay of every block."""
+"""Memory over a window by owner: by hand, and compared with a replay of every block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PHASES = (("dataloader", 0, 100), ("forward", 100, 300), ("backward", 300, 600),
 
 
 def steps(num_steps):
-    """Steps of 1000 us with four phases each; the last 100 us of each are in none."""
+    """Steps of 1000 µs with four phases each; each step's last 100 µs are in no phase."""
     for number in range(num_steps):
         at = 1000 * number
         yield event("user_annotation", f"ProfilerStep#{number}", at, at + 1000)
@@ -45,15 +45,15 @@ def curve_of(*events):
 
 
 def layers_at(curve, ts, begin):
-    """The layers of the part that holds a moment, those with anything."""
+    """The non-empty layers of the slice that contains a moment."""
     place = (round(ts * 1000) - begin * 1000) // curve.part_ns
     return {
         key: values[place] for key, values in zip(LAYERS, curve.layers_bytes, strict=True) if values[place]
     }
 
 
-def test_by_hand():
-    """100 bytes are there; what a phase leaves is named after it, what it releases itself is temporary."""
+def test_layers_by_hand():
+    """100 bytes exist; memory a phase leaves is named after it, memory it frees itself is temporary."""
     device = curve_of(
         *steps(2),
         block(50, 8, 1, 108),  # a batch
@@ -64,11 +64,11 @@ def test_by_hand():
         block(400, 5, 5, 143),
         block(450, -5, 5, 138),  # backward's own
         block(500, -20, 2, 118),
-        block(700, 16, 6, 134),  # stays
+        block(700, 16, 6, 134),  # stays allocated
         block(950, 3, 7, 137),  # in no phase
         block(1050, -8, 1, 129),
         block(1350, -10, 4, 119),  # backward of another step
-        block(1400, -30, 99, 89),  # was there before
+        block(1400, -30, 99, 89),  # allocated before the window
     )
     curve = device.curve
     assert (curve.is_whole, curve.joined, curve.has_phases) == (True, "address", True)
@@ -85,19 +85,19 @@ def test_by_hand():
     }
 
 
-def test_the_peak_may_be_where_the_window_begins():
+def test_peak_may_be_at_window_start():
     device = curve_of(*steps(1), block(50, -90, 1, 10), block(60, 5, 2, 15))
     assert device.curve.peak_bytes == device.peak_allocated_bytes == 100
     assert device.curve.layers_bytes[0][0] == 100
 
 
-def test_an_address_is_used_again():
+def test_reused_address_is_new_block():
     device = curve_of(*steps(1), block(150, 20, 7, 20), block(160, -20, 7, 0), block(350, 30, 7, 30))
     assert layers_at(device.curve, 350, 150) == {"gradients": 30}
 
 
-def test_without_a_count_only_what_the_window_moves_is_known():
-    """The CPU: 40 bytes from before are released, so they were there until then."""
+def test_without_counter_only_window_changes_are_known():
+    """The CPU: 40 bytes from before are freed, so they existed until then."""
     curve = curve_of(
         *steps(1), block(150, 20, 1, 5, device_type=0), block(350, -40, 9, 7, device_type=0)
     ).curve
@@ -107,12 +107,12 @@ def test_without_a_count_only_what_the_window_moves_is_known():
     assert curve.peak_bytes == 60
 
 
-def test_without_addresses_a_release_ends_the_newest_of_its_size():
+def test_release_without_address_ends_newest_block_of_its_size():
     device = curve_of(
         *steps(1),
         block(150, 20, None, 20),
         block(200, 20, None, 40),
-        block(250, -20, None, 20),  # the one of 200, so the other lives on
+        block(250, -20, None, 20),  # the block of 200, so the other one lives on
         block(350, -20, None, 0),
         block(360, -20, None, -20),
     )
@@ -129,7 +129,7 @@ def test_without_phases_there_is_one_layer():
 
 
 def replay(events, begin_bytes, is_exact):
-    """Layers after each event, block by block, as the definition says it."""
+    """Layers after each event, block by block, following the definition."""
 
     def where(ts):
         if not 0 <= ts < 3000:
@@ -168,8 +168,8 @@ def replay(events, begin_bytes, is_exact):
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_against_a_replay(number):
-    """Few events, so that each part of the window has one of its own; then many, which share parts."""
+def test_layers_match_replay(number):
+    """Few events, so that each has its own slice; then many events, which share slices."""
     chance = random.Random(number)
     is_exact = number % 2 == 0
     count = 60 if number < 20 else 1500
@@ -186,7 +186,7 @@ def test_against_a_replay(number):
             address = next(one for one in range(10**5) if one not in live)
             live[address] = chance.choice((8, 16, 37, 64))
             events.append((ts, live[address], address))
-    if not is_exact:  # sizes of blocks from before are none of the window's
+    if not is_exact:  # blocks from before have sizes that don't occur in the window
         events = [(ts, size - 1000 if address >= 10**6 else size, address) for ts, size, address in events]
     states = replay(events, 1_000_000, is_exact)
     totals = [sum(state.values()) for state in states]
@@ -213,8 +213,8 @@ def test_against_a_replay(number):
         assert shown == states[place]
 
 
-def test_a_real_trace_without_addresses_or_counts():
-    """V100, torch 1.9: the running sum of the sizes on the GPU, which the removed plugin drew as well."""
+def test_real_trace_without_addresses_or_counters():
+    """V100, torch 1.9: the running sum of the GPU's sizes, which the removed plugin also drew."""
     trace = load("v100_resnet50_workers0")
     facts = TraceFacts(trace)
     events = trace.allocations
@@ -225,7 +225,7 @@ def test_a_real_trace_without_addresses_or_counts():
         level += size
         sums.append(level)
     assert (gpu.curve.is_whole, gpu.curve.joined, gpu.curve.has_phases) == (False, "size", True)
-    # What the window releases from before is there until it does so.
+    # Memory from before that the window frees exists until then.
     offset = gpu.curve.layers_bytes[0][0]
     assert gpu.curve.peak_bytes == max(0, *sums) + offset
     chart = window_memory({0: facts})
@@ -237,8 +237,8 @@ def test_a_real_trace_without_addresses_or_counts():
     assert {"activations", "gradients"} <= {one.key for one in chart.series}
 
 
-def test_the_view_memory_has_it_once_with_its_peak():
-    """The chart of a run and that of a window have one name."""
+def test_memory_view_shows_chart_once_with_peak():
+    """A run's chart and a window's chart share a name."""
     trace = make_trace([*steps(2), block(150, 2**20, 1, 2**20), block(350, -(2**20), 1, 0)])
     profile = window_profile([(trace, TraceFacts(trace))], window=0)
     stored = unpack_profile(pack_profile(profile)[0])
@@ -252,8 +252,8 @@ def test_the_view_memory_has_it_once_with_its_peak():
     }  # the axis ends 4% above
 
 
-def test_of_a_run_the_model_s_own_tensors_are_apart():
-    """100 bytes from before: 40 of parameters, 5 of buffers, and 55 of others; state is the window's."""
+def test_model_tensors_of_run_have_separate_layers():
+    """100 bytes from before: 40 of parameters, 5 of buffers and 55 of others; state is from the window."""
     events = [*steps(2), block(150, 8, 1, 108), block(700, 30, 2, 138)]
     trace = TraceFacts(make_trace(events))
     sizes = tuple(

@@ -1,4 +1,4 @@
-"""Memory over a loop: how it is read, how growth is told from noise, and what the report makes of it."""
+"""Memory over a run: reading it, telling growth from noise, and the report's findings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CPU = torch.device("cpu")
 
 
 def run_with(record, steps=None, **info):
-    steps = steps_of(100, forward=100) if steps is None else steps  # 100 ms a step
+    steps = steps_of(100, forward=100) if steps is None else steps  # 100 ms per step
     return Run(
         info=RunInfo(created="now", **info),
         ranks=(RankRecord(rank=0, steps=steps, setup=SETUP, memory=record),),
@@ -84,15 +84,15 @@ def curve_of(sizes, kind="anonymous_bytes", every=1):
 
 
 def test_memory_of_this_process():
-    """Making 64 MiB that are touched shows, in the process's memory and in its peak."""
+    """Allocating and touching 64 MiB raises the process's memory and its peak."""
     before = process_memory()
-    # Memory of its own: what earlier tests have given back may be lent out again.
+    # Map fresh memory: memory freed by earlier tests may be reused.
     held = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    for _ in range(64):  # a piece at a time: nothing else is to grow
+    for _ in range(64):  # one piece at a time, so that nothing else grows
         held.write(bytes([1]) * MIB)
     now, peak = process_memory(), peak_rss_bytes()
     assert 60 * MIB < now.rss - before.rss < 70 * MIB
-    assert peak >= now.rss - MIB  # the system's own counts lag behind by some pages
+    assert peak >= now.rss - MIB  # the system's own counters lag behind by some pages
     if now.anonymous is not None:
         assert 60 * MIB < now.anonymous - before.anonymous < 70 * MIB
         assert now.anonymous <= now.rss
@@ -101,7 +101,7 @@ def test_memory_of_this_process():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is mapped")
-def test_files_that_are_mapped_are_not_the_processs_own(tmp_path):
+def test_mapped_files_are_not_private_memory(tmp_path):
     path = tmp_path / "data"
     np.ones(64 * MIB, np.uint8).tofile(path)
     before = process_memory()
@@ -135,7 +135,7 @@ def test_container_limit(monkeypatch, tmp_path):
     assert host_total_bytes() == 123456
 
 
-def test_a_cpu_has_no_counters_and_a_device_is_not_started():
+def test_cpu_has_no_counters_and_device_is_not_initialized():
     assert device_memory(CPU) == DeviceBytes()
     assert total_bytes(CPU) is None
     assert device_memory(torch.device("cuda:0")) == DeviceBytes()
@@ -161,7 +161,7 @@ COUNTED = DeviceBytes(allocated=5, reserved=8, peak_allocated=7, peak_reserved=9
 
 
 class FakeBackend:
-    """torch.cuda as far as it is read; whatever else is asked for is an error: resets and synchronisation."""
+    """torch.cuda as far as we read it; any other access fails, such as resets and synchronization."""
 
     def __init__(self, stats, name="memory_stats_as_nested_dict"):
         self.devices = []
@@ -183,7 +183,7 @@ class FakeBackend:
         ("xpu", {k: v for k, v in FLAT.items() if not k.startswith("num")}, "memory_stats"),
     ],
 )
-def test_counters_of_a_device(monkeypatch, kind, stats, name):
+def test_device_counters(monkeypatch, kind, stats, name):
     backend = FakeBackend(stats, name)
     monkeypatch.setattr(torch, kind, backend)
     device = torch.device(kind, 1)
@@ -193,8 +193,8 @@ def test_counters_of_a_device(monkeypatch, kind, stats, name):
     assert backend.devices == [device]
 
 
-def test_counters_of_mps(monkeypatch):
-    """It has no peaks."""
+def test_mps_counters(monkeypatch):
+    """MPS has no peaks."""
     fake = SimpleNamespace(
         current_allocated_memory=lambda: 5,
         driver_allocated_memory=lambda: 8,
@@ -212,7 +212,7 @@ def curve(**kwargs):
     return MemoryCurve(CPU, **({"read_process": lambda: ProcessMemory(10, 8)} | kwargs))
 
 
-def test_a_step_is_looked_at_once():
+def test_each_step_is_read_once():
     one = curve(read_device=lambda device: DeviceBytes(allocated=3, reserved=4))
     for step in (0, 0, 1, 5, 5, 6):
         one.look(step)
@@ -223,7 +223,7 @@ def test_a_step_is_looked_at_once():
 
 
 @pytest.mark.parametrize("num_steps", [999, 1000, 1001, 5000])
-def test_points_stay_few_and_evenly_apart(num_steps):
+def test_points_stay_few_and_evenly_spaced(num_steps):
     one = curve()
     for step in range(num_steps):
         one.look(step)
@@ -235,7 +235,7 @@ def test_points_stay_few_and_evenly_apart(num_steps):
     assert steps[0] == 0
 
 
-def test_what_cannot_be_read_is_said_once():
+def test_read_error_is_noted_once():
     def fail(*device):
         raise OSError("no such driver")
 
@@ -251,7 +251,7 @@ def test_what_cannot_be_read_is_said_once():
     assert record.peak_rss_bytes is not None
 
 
-def test_a_record_survives_its_file(tmp_path):
+def test_record_round_trip(tmp_path):
     peak = PhasePeak(phase="forward", num_bytes=3, by_category={"batch": 3}, operator="aten::mm", module="a")
     record = MemoryRecord(
         curve=curve_of([1, 2]),
@@ -269,9 +269,9 @@ def test_a_record_survives_its_file(tmp_path):
 
 
 def test_theil_sen_by_hand():
-    """Slopes of (0, 0), (1, 1), (2, 4): 1, 3 and 2; of five points on a line with one far off, the line's.
+    """Slopes of (0, 0), (1, 1), (2, 4) are 1, 3 and 2; of five points on a line with an outlier, the line's.
 
-    Interval for n = 5: C = 1.96 √(5 4 15 / 18) = 8.0, so of 10 slopes from the first (rank 1) to the last.
+    Interval for n = 5: C = 1.96 √(5 4 15 / 18) = 8.0, so it spans all 10 slopes from the first (rank 1) up.
     """
     assert theil_sen(np.array([0.0, 1, 2]), np.array([0.0, 1, 4]))[0] == 2
     x = np.arange(5.0)
@@ -282,7 +282,7 @@ def test_theil_sen_by_hand():
     assert (low, high) == (min(slopes), max(slopes))
 
 
-def test_theil_sen_like_scipys():
+def test_theil_sen_agrees_with_scipy():
     stats = pytest.importorskip("scipy.stats")
     generator = np.random.default_rng(3)
     x = np.sort(generator.uniform(0, 100, 40))
@@ -290,13 +290,13 @@ def test_theil_sen_like_scipys():
     theirs = stats.theilslopes(y, x, 0.95)
     ours = theil_sen(x, y)
     assert ours[0] == pytest.approx(theirs.slope)
-    # Theirs rounds the ranks, ours takes the wider ones.
+    # SciPy rounds the ranks; we take the wider ones.
     assert ours[1] <= theirs.low_slope <= ours[0] <= theirs.high_slope <= ours[2]
     assert ours[2] - ours[1] <= 1.1 * (theirs.high_slope - theirs.low_slope)
 
 
-def test_interval_holds_the_slope():
-    """Of 200 noisy lines the 95% interval has the true slope in at least 180."""
+def test_interval_contains_slope():
+    """The 95% interval contains the true slope for at least 180 of 200 noisy lines."""
     generator = np.random.default_rng(1)
     x = np.arange(40.0)
     inside = 0
@@ -310,7 +310,7 @@ def sizes(growth_per_step=0.0, *, num=200, noise=MIB, level=500 * MIB, seed=0):
     return level + growth_per_step * np.arange(num) + np.random.default_rng(seed).normal(0, noise, num)
 
 
-def test_growth_is_that_of_the_second_half():
+def test_growth_is_measured_in_second_half():
     found = grown(curve_of(sizes(0.5 * MIB), every=3), "anonymous_bytes", "anonymous")
     assert found.bytes_per_step == pytest.approx(0.5 * MIB / 3, rel=0.05)
     assert found.low < 0.5 * MIB / 3 < found.high
@@ -323,8 +323,8 @@ def evaluate(sizes, kind="anonymous_bytes", **record):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_leak_is_found(seed):
-    """0.1 MiB a step is 100 MiB in 1,000 steps, among noise of 1 MiB."""
+def test_leak_is_found(seed):
+    """0.1 MiB per step is 100 MiB in 1,000 steps, with noise of 1 MiB."""
     finding = only(evaluate(sizes(0.1 * MIB, seed=seed)))
     assert finding.status is Status.FOUND
     assert finding.severity is Severity.INFO, "it was looked at for 20 s, and no attribute tells of it"
@@ -333,20 +333,20 @@ def test_a_leak_is_found(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_noise_is_no_leak(seed):
+def test_noise_is_not_leak(seed):
     assert only(evaluate(sizes(seed=seed))).status is Status.CLEAN
 
 
-def test_large_noise_is_no_leak():
-    """Slopes by chance are far over the floors; the interval says that they may be 0 in 39 of 40 cases."""
+def test_large_noise_is_not_leak():
+    """Random slopes are far above the thresholds; in 39 of 40 cases the interval includes 0."""
     noisy = [sizes(noise=200 * MIB, level=10 * GIB, seed=seed) for seed in range(40)]
     slopes = [grown(curve_of(one), "anonymous_bytes", "anonymous").bytes_per_step for one in noisy]
     assert sum(slope * 1000 >= 102.4 * MIB for slope in slopes) >= 10
     assert sum(only(evaluate(one)).status is Status.FOUND for one in noisy) <= 3
 
 
-def test_warm_up_that_levels_off_is_no_leak():
-    """It fills by 1 - e^(-t/τ), with τ of a twentieth, an eighth, a fifth of the run; or stops; or jumps."""
+def test_warm_up_that_levels_off_is_not_leak():
+    """Fills by 1 - e^(-t/τ), τ being a twentieth, an eighth or a fifth of the run; or stops; or jumps."""
     step = np.arange(200)
     noise = np.random.default_rng(0).normal(0, MIB / 4, 200)
     for part in (20, 8, 5):
@@ -359,8 +359,8 @@ def test_warm_up_that_levels_off_is_no_leak():
         assert only(evaluate(jumps)).status is Status.CLEAN, at
 
 
-def test_a_sawtooth_is_no_leak_and_a_rising_one_is():
-    """The garbage collector comes every 23 steps."""
+def test_sawtooth_is_leak_only_if_it_rises():
+    """The garbage collector runs every 23 steps."""
     step = np.arange(400)
     teeth = 500 * MIB + (step % 23) * MIB
     assert only(evaluate(teeth)).status is Status.CLEAN
@@ -368,22 +368,22 @@ def test_a_sawtooth_is_no_leak_and_a_rising_one_is():
 
 
 def in_epochs(sizes, length, kind="anonymous_bytes"):
-    """What the rule says of a curve with a point a step, in epochs of so many steps."""
+    """The rule's findings for a curve with a point per step, in epochs of the given length."""
     steps = steps_of(len(sizes), [0, *(int(n % length == 0) for n in range(1, len(sizes)))], forward=100)
     return judge(memory_creep, Facts(run_with(MemoryRecord(curve=curve_of(sizes, kind)), steps=steps)))
 
 
 @pytest.mark.parametrize("num_epochs", [2, 3, 5, 12])
 @pytest.mark.parametrize("kind", ["anonymous_bytes", "allocated_bytes"])
-def test_what_an_epoch_collects_and_clears_is_found(num_epochs, kind):
-    """2 MiB a step are kept for the 60 steps of an epoch, among noise of 1 MiB."""
+def test_growth_within_epochs_is_found(num_epochs, kind):
+    """2 MiB per step are kept for the 60 steps of an epoch, with noise of 1 MiB."""
     step = np.arange(60 * num_epochs)
     noise = np.random.default_rng(num_epochs).normal(0, MIB, len(step))
     finding = only(in_epochs(500 * MIB + step % 60 * 2 * MIB + noise, 60, kind))
     assert (finding.status, finding.severity) == (Status.FOUND, Severity.WARNING)
     values = {one.label: one.value for one in finding.evidence}
     assert values["growth per step"] == pytest.approx(2 * MIB, rel=0.05)
-    # From the first to the last group of neighbours: an epoch without its first step, at most.
+    # From the first to the last group of neighbors: at most an epoch without its first step.
     assert 0.75 * 118 * MIB < finding.evidence[0].value < 118 * MIB
     assert values["freed at the end of an epoch"] == pytest.approx(finding.evidence[0].value, rel=0.1)
     assert values["epochs"] == num_epochs
@@ -393,15 +393,15 @@ def test_what_an_epoch_collects_and_clears_is_found(num_epochs, kind):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_no_growth_within_epochs(seed):
-    """Noise; what fills up early in each epoch and then stays; 0.1 MiB a step, which is 6 MiB an epoch."""
+    """Noise; memory that fills up early in each epoch; 0.1 MiB per step, which is 6 MiB per epoch."""
     step = np.arange(300)
     level = 500 * MIB + np.random.default_rng(seed).normal(0, MIB, 300)
     for more in (0 * step, np.minimum(step % 60, 20) * 3 * MIB, step % 60 * 0.1 * MIB):
         assert only(in_epochs(level + more, 60)).status is Status.CLEAN
 
 
-def test_a_leak_is_a_leak_in_epochs_too():
-    """What stays when epochs end keeps growing, with what is cleared beside it (half as much) or without."""
+def test_leak_across_epochs_is_still_leak():
+    """Memory kept across epochs is a leak with or without half as much that each epoch clears."""
     step = np.arange(600)
     for cleared in (0, 0.5):
         finding = only(in_epochs(500 * MIB + step * MIB + cleared * (step % 60) * MIB, 60))
@@ -409,8 +409,8 @@ def test_a_leak_is_a_leak_in_epochs_too():
         assert finding.evidence[0].value == pytest.approx(1000 * MIB, rel=0.5 if cleared else 0.1)
 
 
-def test_interval_of_strata_holds_the_slope():
-    """Of 200 noisy sawteeth the 95% interval has the true slope in at least 180."""
+def test_interval_of_strata_contains_slope():
+    """The 95% interval contains the true slope for at least 180 of 200 noisy sawtooth curves."""
     generator = np.random.default_rng(2)
     x, strata = np.arange(40.0), np.arange(40) // 8
     noisy = (2 * (x % 8) + generator.normal(0, 10, 40) for _ in range(200))
@@ -419,21 +419,21 @@ def test_interval_of_strata_holds_the_slope():
 
 
 def test_slopes_of_strata_by_hand():
-    """(0, 0), (1, 1) | (2, 0), (3, 3), (4, 4): slopes 1 and 3, 1, 2, with no pair across the bar."""
+    """(0, 0), (1, 1) | (2, 0), (3, 3), (4, 4): slopes 1 and 3, 1, 2; no pair crosses the bar."""
     strata = np.array([0, 0, 1, 1, 1])
     slope, low, high = theil_sen(np.arange(5.0), np.array([0.0, 1, 0, 3, 4]), strata)
     assert (slope, low, high) == (1.5, 1, 3)
 
 
-def test_too_little_growth_is_no_leak():
-    """10 MiB in 1,000 steps; 100 MiB, which is less than 1% of 20 GiB; 20 MiB, of which 2 MiB were seen."""
+def test_small_growth_is_not_leak():
+    """10 MiB per 1,000 steps; 100 MiB, below 1% of 20 GiB; 20 MiB, of which 2 MiB were measured."""
     assert only(evaluate(sizes(0.01 * MIB, noise=0))).status is Status.CLEAN
     assert only(evaluate(sizes(0.1 * MIB, noise=0, level=20 * GIB))).status is Status.CLEAN
     assert only(evaluate(sizes(0.02 * MIB, noise=0, level=100 * MIB))).status is Status.CLEAN
 
 
-def test_a_short_look_at_the_process_s_memory_is_not_critical():
-    """1 MiB a step of 100 ms: in 200 steps, also with an attribute that grows, and in 1,000."""
+def test_short_measurement_of_process_memory_is_not_critical():
+    """1 MiB per step of 100 ms: over 200 steps, alone or with a growing attribute, and over 1,000."""
     kept = GrowingAttribute(
         owner="Net", name="losses", first_step=1, last_step=9, first_size=1, last_size=9, lines=()
     )
@@ -453,8 +453,8 @@ def test_a_short_look_at_the_process_s_memory_is_not_critical():
     [(40, False), (MIB // 2, True), (None, True)],
     ids=["small", "large", "any"],
 )
-def test_an_attribute_is_the_cause_only_if_its_elements_may_be(element_bytes, is_named):
-    """An element a step, of 1 MiB that memory grows by."""
+def test_attribute_is_cause_only_if_its_elements_are_large_enough(element_bytes, is_named):
+    """One element per step, while memory grows by 1 MiB per step."""
     kept = GrowingAttribute(
         owner="Stopwatch",
         name="marks",
@@ -471,15 +471,15 @@ def test_an_attribute_is_the_cause_only_if_its_elements_may_be(element_bytes, is
 
 
 @pytest.mark.parametrize("at", [150, 185])
-def test_one_jump_is_no_growth(at):
-    """Memory takes 60 MiB more at one step, and keeps 30 of them; with growth beside it that is found."""
+def test_single_jump_is_not_growth(at):
+    """Memory jumps by 60 MiB at one step and keeps 30 of them; growth in addition to that is found."""
     jump = np.where(np.arange(200) >= at, 30 * MIB, 0) + np.where(np.arange(200) // 2 == at // 2, 30 * MIB, 0)
     assert only(evaluate(sizes(0, noise=2 * MIB) + jump)).status is Status.CLEAN
     assert only(evaluate(sizes(0.5 * MIB, noise=2 * MIB) + jump)).status is Status.FOUND
 
 
-def test_a_leak_on_the_device_and_when_it_is_full():
-    """1 MiB a step of 100 ms: 36,000 MiB an hour. From 0.7 GiB to 80 GiB takes 2.25 hours."""
+def test_leak_on_device_predicts_when_memory_is_full():
+    """1 MiB per step of 100 ms is 36,000 MiB an hour. From 0.7 GiB to 80 GiB takes 2.25 hours."""
     found = only(evaluate(sizes(MIB, noise=0), "allocated_bytes", total_bytes=80 * GIB))
     assert found.severity is Severity.CRITICAL
     assert "llocated GPU memory" in found.summary
@@ -490,7 +490,7 @@ def test_a_leak_on_the_device_and_when_it_is_full():
     assert slow.severity is Severity.WARNING
 
 
-def test_rss_is_asked_where_the_process_own_memory_is_not_known():
+def test_rss_is_used_only_without_private_memory():
     assert only(evaluate(sizes(MIB), "rss_bytes")).status is Status.FOUND
     files = tuple(
         replace(point, rss_bytes=int(500 * MIB + point.step * MIB)) for point in curve_of(sizes(noise=0))
@@ -533,7 +533,7 @@ def test_fragmentation(allocated, reserved, retries, status):
         assert finding.severity is Severity.WARNING
 
 
-def test_capacity_from_the_record():
+def test_capacity_from_record():
     record = MemoryRecord(peak_reserved_bytes=97, total_bytes=100)
     assert only(judge(memory_near_capacity, analysis_with(record))).severity is Severity.CRITICAL
     assert only(judge(memory_near_capacity, analysis_with(None))).status is Status.NOT_EVALUATED
@@ -589,7 +589,7 @@ def test_tables():
     assert without.absent_reason
 
 
-def test_chart_has_what_was_measured():
+def test_chart_has_measured_values():
     chart = memory_curve(analysis_with(whole_record()))
     assert (chart.kind, chart.unit, chart.x) == ("line", Unit.BYTES, (0.0, 1.0))
     assert [(one.key, one.values) for one in chart.series] == [("rss", (5, 6))]
@@ -597,7 +597,7 @@ def test_chart_has_what_was_measured():
     assert memory_curve(analysis_with(MemoryRecord(curve=curve_of([1])))) is None
 
 
-def test_the_summary_has_no_curve():
+def test_summary_omits_curve():
     memory = build_report(analysis_with(whole_record())).summary.memory
     assert (memory.peak_rss_bytes, memory.num_points) == (8, 2)
     assert memory.step_memory.peaks[0].by_category["activations"] == 40
@@ -606,7 +606,7 @@ def test_the_summary_has_no_curve():
 
 
 def test_reading_memory_does_not_start_cuda():
-    """In a process of its own, where nothing else could have."""
+    """Runs in its own process, where nothing else can start CUDA."""
     script = (
         "import torch\n"
         "from lightning_modelprof.measure.resources.memory import MemoryCurve\n"
@@ -620,7 +620,7 @@ def test_reading_memory_does_not_start_cuda():
     assert done.returncode == 0, done.stderr
 
 
-# In a fit: Net has 161 parameters in two layers, its batch is 2 rows of 8 numbers and 2 targets.
+# Real fits: Net has 161 parameters in two layers; its batch is 2 rows of 8 numbers and 2 targets.
 
 PARAMETERS, BATCH = 4 * 161, 4 * (2 * 8 + 2)
 
@@ -634,10 +634,10 @@ def memory_of(callback):
     return callback.run.ranks[0].memory
 
 
-def test_a_fit_with_profile_memory(tmp_path):
-    """Lightning clears the gradients after the forward: those of the step before are there when it begins.
+def test_fit_with_profile_memory(tmp_path):
+    """Lightning clears gradients after the forward, so those of the previous step exist when it starts.
 
-    SGD with momentum holds as many bytes as the parameters. For the optimizer gradients are there again.
+    SGD with momentum holds as many bytes as the parameters. The optimizer sees gradients again.
     """
     callback = run_fit(tmp_path, flops=True, profile_memory=True, active=0, skip_first=10)
     step = memory_of(callback).step_memory
@@ -646,7 +646,7 @@ def test_a_fit_with_profile_memory(tmp_path):
     assert {k: v for k, v in step.begin_by_category.items() if v} == held | {"gradients": PARAMETERS}
     assert [peak.phase for peak in step.peaks] == ["forward", "backward", "optimizer"]
     forward, _, optimizer = step.peaks
-    assert forward.by_category["activations"] >= 4 * 2 * 16 * 2  # of the first layer and of its ReLU
+    assert forward.by_category["activations"] >= 4 * 2 * 16 * 2  # of the first layer and its ReLU
     assert held.items() <= optimizer.by_category.items()
     assert optimizer.by_category["gradients"] == PARAMETERS
     table = next(one for one in callback.report.tables if one.id == "memory_by_phase")
@@ -655,7 +655,7 @@ def test_a_fit_with_profile_memory(tmp_path):
     assert load_run(tmp_path / "modelprof").ranks[0].memory == memory_of(callback)
 
 
-def test_without_profile_memory_it_says_so(tmp_path):
+def test_fit_without_profile_memory_explains_why(tmp_path):
     counted = memory_of(run_fit(tmp_path / "a", flops=True, active=0))
     assert counted.step_memory is None
     assert "profile_memory=True" in counted.notes[0]
@@ -663,7 +663,7 @@ def test_without_profile_memory_it_says_so(tmp_path):
 
 
 def test_accumulation_and_evaluation(tmp_path):
-    """The gradients of the batch before are there; a test loop has none, and no optimizer."""
+    """Accumulation keeps the previous batch's gradients; a test loop has none, and no optimizer."""
     kwargs = {"flops": True, "profile_memory": True, "active": 0}
     callback = run_fit(tmp_path, **kwargs, trainer={"accumulate_grad_batches": 2})
     assert memory_of(callback).step_memory.begin_by_category["gradients"] == PARAMETERS
@@ -678,8 +678,7 @@ def test_accumulation_and_evaluation(tmp_path):
 
 
 @pytest.mark.parametrize("profile_memory", [True, False])
-def test_the_same_bits(tmp_path, profile_memory):
-    """As without the callback."""
+def test_training_is_bitwise_unchanged(tmp_path, profile_memory):
     torch.manual_seed(1)
     watched = Net(dropout=0.2)
     torch.manual_seed(1)
@@ -692,11 +691,11 @@ def test_the_same_bits(tmp_path, profile_memory):
     assert torch.equal(*weights)
 
 
-def test_a_leak_in_a_fit_is_found(tmp_path):
-    """1 MiB is kept in each of 150 steps of at least 5 ms; without, nothing is found."""
+def test_leak_in_fit_is_found(tmp_path):
+    """1 MiB is kept in each of 150 steps of at least 5 ms; nothing is found without it."""
 
     def kept(batch_idx):
-        # Memory of its own: what earlier tests have given back may be lent out again.
+        # Map fresh memory: memory freed by earlier tests may be reused.
         block = mmap.mmap(-1, MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         block.write(bytes([1]) * MIB)
         blocks.append(block)
@@ -712,8 +711,8 @@ def test_a_leak_in_a_fit_is_found(tmp_path):
     assert only([one for one in healthy.report.findings if one.kind == "memory_creep"]).status is Status.CLEAN
 
 
-def test_outputs_kept_until_an_epoch_s_end_in_a_fit(tmp_path):
-    """1 MiB is kept in each of 50 steps and let go at its end; freed CPU tensors may stay in the process."""
+def test_outputs_kept_until_epoch_end_are_found_in_fit(tmp_path):
+    """1 MiB is kept per step and freed after 50 steps; mmap, since freed CPU tensors may stay allocated."""
 
     class Collects(Net):
         def on_train_epoch_end(self):

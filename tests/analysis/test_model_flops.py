@@ -1,4 +1,4 @@
-"""FLOPs against time and peak, worked out by hand; what is not known stays unknown."""
+"""FLOPs compared with time and peak, derived by hand; unknown values stay unknown."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def tables(facts, unit="samples"):
     return tables_of(known, FLOPS, FLOPS_BY_OPERATOR)
 
 
-def test_totals_leave_transforms_out():
+def test_totals_exclude_transforms():
     facts = model_flops(cost(*STEP), None)
     assert facts.phases == {"forward": 1000, "backward": 2000, "recompute": 500, "optimizer": 100}
     assert (facts.model_flops, facts.hardware_flops, facts.fourier) == (3000, 3600, {"forward": 77})
 
 
 def test_rates_and_shares():
-    """A step of 2 us at a peak of 2.5 GFLOP/s: 3000 FLOPs are 1.5 GFLOP/s and three fifths of the peak."""
+    """A step of 2 µs and a peak of 2.5 GFLOP/s: 3000 FLOPs are 1.5 GFLOP/s, three fifths of the peak."""
     facts = model_flops(cost(*STEP, peaks=(peak(rate=2.5e9),)), 2000)
     assert facts.model.flops_per_s == pytest.approx(1.5e9, rel=1e-12)
     assert facts.model.share_of_peak == pytest.approx(0.6, rel=1e-12)
@@ -61,26 +61,26 @@ def test_each_dtype_has_its_own_peak():
     peaks = [peak(rate=1e3), peak("bfloat16", 6e3)]
     flops = {"float32": 1000, "bfloat16": 3000}
     assert ideal_seconds(flops, peaks) == pytest.approx(1.5)
-    assert ideal_seconds(flops, peaks[:1]) is None  # a half-known share would be too high
+    assert ideal_seconds(flops, peaks[:1]) is None  # a share with partial data would be too high
     assert ideal_seconds({}, peaks) is None
     assert model_flops(cost(*entries, peaks=peaks), 3e9).model.share_of_peak == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("step_ns", [None, 0.0])
-def test_without_clean_steps_there_is_no_rate(step_ns):
+def test_rate_needs_clean_steps(step_ns):
     facts = model_flops(cost(*STEP, peaks=(peak(),)), step_ns)
     assert facts.model.flops_per_s is None
     assert facts.model.share_of_peak is None
 
 
-def test_reasons_of_absence():
+def test_reason_for_missing_flops():
     assert why_not(model_flops, None, 1.0) == "not counted (set flops=True to count one step)"
     assert why_not(model_flops, ModelCost(count_note="why"), 1.0) == "why"
     phases, operators = tables(NotMeasured("why"))
     assert phases.absent_reason == operators.absent_reason == "why"
 
 
-def test_the_phase_table():
+def test_phase_table():
     facts = model_flops(cost(*STEP, peaks=(peak(rate=2.5e9),)), 2000)
     table, _ = tables(facts, unit="tokens")
     assert [column.label for column in table.columns][4:] == ["Per token", "FLOP/s", "MFU / HFU"]
@@ -100,14 +100,14 @@ def test_the_phase_table():
     assert "Peak of float32: 2.5 GFLOP/s, a data sheet" in text
 
 
-def test_a_peak_that_is_too_low_is_said():
-    """3,000 FLOPs in 2 us are 1.5 GFLOP/s."""
+def test_note_if_peak_is_too_low():
+    """3,000 FLOPs in 2 µs are 1.5 GFLOP/s."""
     for rate, is_said in ((2.5e9, False), (2.5e8, True)):
         table, _ = tables(model_flops(cost(*STEP, peaks=(peak(rate=rate),)), 2000))
         assert any("MFU is above 100%" in note for note in table.notes) == is_said
 
 
-def test_a_rate_that_an_older_version_measured_is_no_peak():
+def test_rate_measured_by_older_version_is_not_peak():
     facts = model_flops(cost(*STEP, peaks=(peak(measured=True),), errors=("aten::mm: wrong",), fake=True), 10)
     assert facts.peaks == ()
     assert facts.model.flops_per_s == pytest.approx(3000 / 10e-9)
@@ -120,8 +120,8 @@ def test_a_rate_that_an_older_version_measured_is_no_peak():
     assert "on a copy of the model without data and without the optimizer." in text
 
 
-def test_of_an_optimizer_that_steps_in_one_step_of_four_the_mean_step_has_a_quarter():
-    """3500 FLOPs and 25 of 100: in 2 us at a peak of 2.5 GFLOP/s these are 1.7625 GFLOP/s and 0.705."""
+def test_optimizer_that_steps_rarely_counts_partially():
+    """It steps in one step of four: 3500 FLOPs and 25 of 100 in 2 µs are 1.7625 GFLOP/s, 0.705 of peak."""
     facts = model_flops(cost(*STEP, peaks=(peak(rate=2.5e9),)), 2000, optimizer_share=0.25)
     assert facts.hardware.flops_per_s == pytest.approx(1.7625e9, rel=1e-12)
     assert facts.hardware.share_of_peak == pytest.approx(0.705, rel=1e-12)
@@ -133,14 +133,14 @@ def test_of_an_optimizer_that_steps_in_one_step_of_four_the_mean_step_has_a_quar
     assert "stepped in 25% of the clean steps" in " ".join(table.notes)
 
 
-def test_a_dtype_without_a_peak_is_named():
+def test_dtype_without_peak_is_named():
     entries = (operator("forward", 1000), operator("forward", 3000, dtype="bfloat16"))
     facts = model_flops(cost(*entries, peaks=(peak("bfloat16"),)), 2000)
     assert (facts.without_peak, facts.model.share_of_peak) == (("float32",), None)
     assert "require the device's peak for float32" in " ".join(tables(facts)[0].notes)
 
 
-def test_no_clean_step_is_said():
+def test_note_without_clean_steps():
     table, _ = tables(model_flops(cost(*STEP), None))
     assert "There are no clean steps" in " ".join(table.notes)
     table, _ = tables(model_flops(cost(*STEP), 2000))
@@ -151,7 +151,7 @@ def test_no_clean_step_is_said():
     ("entry", "total"),
     [(operator("forward", 77, name="aten::_fft_c2c"), 0), (operator("forward", None, name="my::op"), None)],
 )
-def test_transforms_alone_are_zero_and_unknown_work_alone_is_unknown(entry, total):
+def test_only_transforms_are_zero_and_only_unknown_work_is_unknown(entry, total):
     facts = model_flops(cost(entry, peaks=(peak(),)), 5)
     assert (facts.model_flops, facts.hardware_flops) == (total, total)
     assert facts.hardware.flops_per_s is None
@@ -170,7 +170,7 @@ def test_phases_that_did_not_run_have_no_column():
     assert table.notes == ()
 
 
-def test_the_operator_table():
+def test_operator_table():
     _, table = tables(model_flops(cost(*STEP), None))
     assert table.rows == (
         ("aten::mm", 8, 3200, 3200 / 3600, 600, 2000, 500, 100),
@@ -180,7 +180,7 @@ def test_the_operator_table():
     )
 
 
-def test_only_uncounted_work_is_no_zero():
+def test_only_uncounted_work_is_not_zero():
     facts = model_flops(cost(operator("forward", None, name="mylib::secret")), 5)
     assert facts.model_flops is None
     phases, _ = tables(facts)

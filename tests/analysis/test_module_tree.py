@@ -1,4 +1,4 @@
-"""The module tree against sums by hand, and against a brute-force on generated models."""
+"""The module tree: sums by hand, and a brute-force comparison on generated models."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def by_path(tree):
     return {module.path: module for module in tree.modules}
 
 
-def test_figures_of_a_module_are_sums_of_what_is_inside():
+def test_module_figures_include_submodules():
     tree = module_tree(COST)
     found = by_path(tree)
     root, body = found[""], found["body"]
@@ -101,7 +101,7 @@ def test_figures_of_a_module_are_sums_of_what_is_inside():
     assert (root.forward_ns, root.backward_ns) == (4_000, 5_500)
     assert (root.forward_ns, body.forward_ns, body.backward_ns) == (4_000, 2_500, 5_200)
     assert body.forward_share == 5_000 / 8_000
-    # 1600 FLOPs in 2500 ns; backward computes 600 of them again in its time.
+    # 1600 FLOPs in 2500 ns; backward recomputes 600 of them in its time.
     assert body.forward_flops_per_s == 1_600 / 2_500e-9
     assert body.backward_flops_per_s == (1_700 + 600) / 5_200e-9
     assert found["body.1"].forward_flops == 0
@@ -126,7 +126,7 @@ def test_classes_by_depth():
 
 
 @pytest.mark.parametrize("ignore", [{"Sequential"}, ["body"]])
-def test_ignored_modules_are_in_no_total(ignore):
+def test_totals_exclude_ignored_modules(ignore):
     tree = module_tree(COST, ignore)
     assert [module.path for module in tree.modules] == ["", "head"]
     root = tree.root
@@ -135,7 +135,7 @@ def test_ignored_modules_are_in_no_total(ignore):
     assert root.forward_flops_per_s == 2_400 / 1_500e-9
 
 
-def test_ignored_class_inside_of_kept_modules():
+def test_ignored_class_inside_kept_modules():
     tree = module_tree(COST, {"Linear"})
     assert [module.path for module in tree.modules] == ["", "body", "body.1"]
     assert tree.root.parameters == 10
@@ -143,7 +143,7 @@ def test_ignored_class_inside_of_kept_modules():
     assert why_not(module_tree, COST, {"Net"}) == "all modules are ignored"
 
 
-def test_what_was_ignored_is_said():
+def test_note_about_ignored_modules():
     tree = module_tree(COST, ["head", "haed"])
     assert tree.notes[:2] == (
         "1 of 6 modules are ignored. FLOPs, Model size and the fvcore tables include them.",
@@ -151,7 +151,7 @@ def test_what_was_ignored_is_said():
     )
 
 
-def test_nothing_measured_is_none_and_not_zero():
+def test_unmeasured_figures_are_none():
     tree = module_tree(ModelCost(modules=MODULES, count_note="switched off", times_note="too short"))
     root = tree.root
     assert root.parameters == 1_000
@@ -166,14 +166,14 @@ def test_nothing_measured_is_none_and_not_zero():
 
 
 @pytest.mark.parametrize(("calls", "is_said"), [(0, True), (2, False)])
-def test_a_model_that_was_not_called_itself_is_said(calls, is_said):
-    """Lightning calls training_step, so the LightningModule's own work is in no module's latency."""
+def test_note_if_model_itself_was_not_called(calls, is_said):
+    """Lightning calls training_step, so no module's latency includes the LightningModule's own work."""
     times = timed(("", calls, 5, None), ("head", 2, 30, None))
     tree = module_tree(ModelCost(modules=MODULES, times=times))
     assert any("The model itself wasn't called" in note for note in tree.notes) == is_said
 
 
-def test_forward_only():
+def test_forward_without_backward():
     forward = ModelCost(
         modules=MODULES,
         count=count(operator("head", 400)),
@@ -184,12 +184,12 @@ def test_forward_only():
     assert (root.forward_ns, root.backward_ns, root.backward_flops_per_s) == (12, None, None)
 
 
-def test_model_without_contractions_has_none_of_them():
+def test_model_without_contractions_has_zero_flops():
     root = module_tree(ModelCost(modules=MODULES, count=count())).root
     assert (root.forward_flops, root.backward_flops, root.macs_share) == (0, None, None)
 
 
-def test_lazy_parameters_are_not_known_nor_is_a_total_with_them():
+def test_lazy_parameters_make_totals_unknown():
     lazy = record("body.0", "LazyLinear")
     lazy = replace(lazy, parameters=None, trainable=None)
     tree = module_tree(replace(COST, modules=(*MODULES[:2], lazy, *MODULES[3:])))
@@ -199,7 +199,7 @@ def test_lazy_parameters_are_not_known_nor_is_a_total_with_them():
     assert tree.top_classes(2, "parameters", 5) == [("Linear", 200), ("ReLU", 0)]
 
 
-def test_compiled_region_has_the_time_of_what_is_inside():
+def test_compiled_region_includes_time_of_its_modules():
     times = timed(("", 2, 500, 250), ("body", 2, 2_500, 4_500), ("head", 2, 1_000, 50))
     tree = module_tree(replace(COST, times=times))
     found = by_path(tree)
@@ -208,13 +208,13 @@ def test_compiled_region_has_the_time_of_what_is_inside():
     assert found["body"].forward_flops_per_s == 1_600 / 2_500e-9
     assert found[""].forward_flops_per_s == 4_000 / 4_000e-9
     assert tree.by_class(2)["Linear"].forward_ns is None
-    # Its time cannot be told from the region's.
+    # Its time can't be separated from the region's.
     ignoring = by_path(module_tree(replace(COST, times=times), {"body.0"}))
     assert (ignoring["body"].forward_ns, ignoring[""].forward_ns) == (None, None)
     assert ignoring["head"].forward_ns == 1_000
 
 
-def test_class_of_which_one_module_was_not_timed_is_not_measured():
+def test_class_with_untimed_module_is_not_measured():
     times = timed(("body.0", 2, 2_000, 4_000), ("body.1", 2, 5, 5))
     tree = module_tree(replace(COST, times=times))
     assert tree.by_class(2)["Linear"].forward_ns is None  # body.2 has FLOPs, so it ran
@@ -224,7 +224,7 @@ def test_class_of_which_one_module_was_not_timed_is_not_measured():
     assert root.forward_flops_per_s is None  # the root's own 2000 FLOPs ran in no measured time
 
 
-def test_operators_without_a_formula():
+def test_operators_without_formula():
     unknown = operator("body.1", None, name="my::op")
     tree = module_tree(replace(COST, count=count(unknown, operator("head", 400), operator("head", None))))
     found = by_path(tree)
@@ -233,7 +233,7 @@ def test_operators_without_a_formula():
     assert tree.notes == ("Operators without a formula, not included in FLOPs: aten::mm, my::op.",)
 
 
-def test_inside_of_torchscript_nothing_is_known():
+def test_modules_inside_torchscript_are_unknown():
     modules = (
         record("", "Net"),
         record("a", "RecursiveScriptModule", 4),
@@ -243,13 +243,13 @@ def test_inside_of_torchscript_nothing_is_known():
     assert (found["a.0"].forward_flops, found["a"].parameters, found[""].forward_flops) == (None, 6, 40)
 
 
-def test_what_is_not_in_the_records_belongs_to_the_module_around_it():
+def test_unrecorded_module_belongs_to_its_parent():
     cost = replace(COST, count=count(operator("body.9.x", 10)), times=timed(("body.9", 2, 30, 40)))
     body = by_path(module_tree(cost))["body"]
     assert (body.forward_flops, body.forward_ns, body.backward_ns) == (10, 30, 40)
 
 
-# ---- Against a brute-force
+# ---- Compared with brute force
 
 
 @st.composite
@@ -259,7 +259,7 @@ def costs(draw):
         parent = draw(st.sampled_from(paths))
         name = str(len(paths))
         paths.append(f"{parent}.{name}" if parent else name)
-    # In the order of named_modules: parents before their children, depth first.
+    # In the order of named_modules: parents before children, depth first.
     paths.sort(key=lambda path: [int(part) for part in path.split(".")] if path else [])
     number = st.integers(0, 2**60)
     kinds = st.sampled_from(["A", "B", "C"])
@@ -283,7 +283,7 @@ def inside(path, root):
 
 @settings(max_examples=200, deadline=None)
 @given(costs(), st.sets(st.sampled_from(["A", "B", "1", "2.3"])))
-def test_sums_are_those_of_a_brute_force(cost, ignore):
+def test_sums_match_brute_force(cost, ignore):
     dropped = [m.path for m in cost.modules if m.type_name in ignore or m.path in ignore]
     kept = [m for m in cost.modules if not any(inside(m.path, path) for path in dropped)]
     if not kept:
@@ -333,10 +333,10 @@ def render(*tables):
     return render_text(Report(title="A model", facts=(), tables=tables, notes=()))
 
 
-def test_tables_of_the_tree():
+def test_module_tables():
     slowest, top, tree = module_tables(module_tree(COST))
     assert (slowest.id, top.id, tree.id) == ("slowest_modules", "top_modules", "module_tree")
-    # Of 4000 and 5500 ns, without what is inside: the model itself has 500 and 250.
+    # Of 4000 and 5500 ns, excluding submodules: the model itself has 500 and 250.
     assert slowest.rows == (
         ("body.0", "Linear", 2_000, 4_000, 6_000 / 9_500),
         ("body.2", "Linear", 300, 1_000, 1_300 / 9_500),
@@ -364,7 +364,7 @@ def test_tables_of_the_tree():
     assert "body (Sequential)" in render(top, tree)
 
 
-def test_depth_and_top_limit_the_tables():
+def test_depth_and_top_limit_tables():
     _, top, tree = module_tables(module_tree(COST), module_depth=1, top_modules=1)
     assert tree.depths == (0, 1, 1)
     assert [row[1] for row in top.rows] == ["Net", "Sequential"]
@@ -377,14 +377,14 @@ def test_depth_and_top_limit_the_tables():
     assert len(module_tables(module_tree(COST), module_depth=0)[2].rows) == 1
 
 
-def test_what_was_not_measured_has_no_columns_but_a_note():
+def test_unmeasured_figures_have_note_instead_of_columns():
     top, tree = module_tables(module_tree(ModelCost(modules=MODULES, count_note="off", times_note="off")))
     assert [column.key for column in tree.columns] == ["module", "parameters", "parameters_ratio"]
     assert [column.key for column in top.columns] == ["depth", "parameters_class", "parameters"]
     assert "Latency wasn't measured: off." in tree.notes
 
 
-def test_absent_tree_says_why():
+def test_absent_tree_has_reason():
     tables = tables_of(analysis_of(steps_of(), cost=ModelCost()), SLOWEST_MODULES, TOP_MODULES, MODULE_TREE)
     assert [table.absent_reason for table in tables] == ["the model's modules weren't recorded"] * 2
     assert "weren't recorded" in render(*tables)

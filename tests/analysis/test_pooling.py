@@ -1,4 +1,4 @@
-"""Pooling: by hand, and that it doesn't matter which records are put together first."""
+"""Pooling: by hand, and independent of the order in which records are combined."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Whole(Record, frozen=True, kw_only=True):
     words: frozenset[str] = frozenset()
 
 
-def test_each_kind_of_field():
+def test_each_kind_of_field_is_pooled():
     one = Whole(
         calls=2,
         mean=0.5,
@@ -97,13 +97,13 @@ def test_each_kind_of_field():
     assert pool([one]) is one
 
 
-def test_alike():
+def test_records_of_same_key_are_pooled():
     parts = (Part("b", 1), Part("a", 2), Part("b", 4))
     assert pool_alike(parts) == (Part("b", 5), Part("a", 2))
     assert pool_alike([]) == ()
 
 
-def test_tallies():
+def test_tallies_add_up():
     assert add_up([]) == add_up([NOTHING]) == NOTHING
     assert add_up([Tally(2, 30, 20, 10), NOTHING, Tally(1, 5, 5, 5)]) == Tally(3, 35, 20, 5)
 
@@ -139,7 +139,7 @@ def anything(hint):
 @pytest.mark.parametrize("kind", POOLED)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_it_does_not_matter_which_are_put_together_first(kind, data):
+def test_grouping_does_not_matter(kind, data):
     one, two, three = (data.draw(anything(kind)) for _ in range(3))
     whole = pool([one, two, three])
     assert pool([pool([one, two]), three]) == whole

@@ -1,4 +1,4 @@
-"""Ranks side by side: hand-made steps in which it is known who is late, by what and how sure that is."""
+"""Ranks side by side: hand-made steps with a known late rank, cause and confidence."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MS = 1_000_000
 
 
 def steps_of(num_steps, first=0, tags=0, **times):
-    """Steps with these times in milliseconds: a number for all, or one for each."""
+    """Steps with these times in milliseconds: one number for all, or one per step."""
     phases_ns = np.zeros((num_steps, len(PHASES)), np.int64)
     for key, values in times.items():
         phases_ns[:, PHASE_INDEX[key]] = np.round(np.broadcast_to(values, num_steps) * MS)
@@ -67,11 +67,11 @@ def skew_of(*steps):
 
 
 def synchronous(own, **named):
-    """Ranks that meet in backward: whoever comes early waits there, so all take the same time.
+    """Ranks that meet in backward: early ranks wait there, so all take the same time.
 
     Args:
         own: milliseconds of dataloader, shape (ranks, steps).
-        named: further phases that a rank has for itself: key → array of the same shape.
+        named: further phases of a rank's own work: key → array of the same shape.
     """
     whole = own + sum(named.values())
     wait = whole.max(axis=0) - whole
@@ -99,7 +99,7 @@ def finding_of(report):
 
 
 def is_hint(report):
-    """A finding that accuses nobody for sure."""
+    """Whether the finding is only a hint, which blames no rank for certain."""
     finding = finding_of(report)
     is_info = finding.severity is Severity.INFO
     assert is_info == (finding.saving_ns_per_step is None)
@@ -130,7 +130,7 @@ def test_one_slow_loader_of_two():
 
 
 @pytest.mark.parametrize("late", [0, 3, 7])
-def test_one_of_eight(late):
+def test_late_rank_of_eight(late):
     own = noise((8, 100), 2)
     own[late] += 3
     skew = skew_of(*synchronous(own))
@@ -140,7 +140,7 @@ def test_one_of_eight(late):
     assert skew.ranks[late].late_ns == pytest.approx(truth, rel=1e-6)
 
 
-def test_a_slow_machine_with_several_ranks():
+def test_slow_machine_with_several_ranks():
     own = noise((8, 100), 3)
     own[4:6] += np.array([[9.0], [10.0]])
     late = skew_of(*synchronous(own)).straggler
@@ -152,16 +152,16 @@ def test_a_slow_machine_with_several_ranks():
 @pytest.mark.parametrize(
     "phase", ["callbacks", "logging", "checkpoint", "transfer", "module_hooks", "forward"]
 )
-def test_the_cause_is_the_phase_that_is_longer(phase):
+def test_cause_is_longer_phase(phase):
     extra = np.zeros((4, 50))
-    extra[0] = 4  # as what rank 0 alone logs
+    extra[0] = 4  # like rank 0's logging
     skew = skew_of(*synchronous(noise((4, 50), 4, 0.1), **{phase: extra + 1}))
     assert (skew.straggler.rank, skew.straggler.phase) == (0, phase)
     assert ("forward" in skew.own_phases) is (phase == "forward")
 
 
-def test_waiting_in_forward_hides_nobody():
-    """Buffers are broadcast in forward: there the early rank waits."""
+def test_waiting_in_forward_hides_no_late_rank():
+    """Buffers are broadcast in forward, so the early rank waits there."""
     own = noise((2, 50), 5)
     own[1] += 10
     wait = own.max(axis=0) - own
@@ -170,8 +170,8 @@ def test_waiting_in_forward_hides_nobody():
     assert (late.rank, late.phase, late.waiting_phase) == (1, "dataloader", "forward")
 
 
-def test_a_little_lateness_elsewhere_hides_no_great_one_in_forward():
-    """Rank 1 is 0.4 ms late in its loader, for sure, and 20 ms in forward."""
+def test_small_delay_does_not_hide_large_delay_in_forward():
+    """Rank 1 is certainly 0.4 ms late in its loader, and 20 ms in forward."""
     own = np.array([noise(60, 5, 0.01), 0.4 + noise(60, 6, 0.01)])
     forward = np.array([noise(60, 7, 0.1), 20 + noise(60, 8, 0.1)])
     late = skew_of(*synchronous(own, forward=forward)).straggler
@@ -180,7 +180,7 @@ def test_a_little_lateness_elsewhere_hides_no_great_one_in_forward():
 
 
 def waiting_for_the_optimizer(num_ranks, late, where):
-    """One rank takes 10 ms more in the optimizer step, and the others wait for it in another phase."""
+    """One rank takes 10 ms longer in the optimizer step, and the others wait for it in another phase."""
     steps = []
     for rank in range(num_ranks):
         times = dict.fromkeys(("dataloader", "forward", "backward", "optimizer", "rank_wait", where), 1)
@@ -190,8 +190,8 @@ def waiting_for_the_optimizer(num_ranks, late, where):
     return steps
 
 
-def test_who_is_late_in_the_optimizer_is_found_where_the_others_can_only_wait():
-    """Rank wait is no work."""
+def test_late_optimizer_is_found_if_others_can_only_wait():
+    """Rank wait isn't work."""
     steps = waiting_for_the_optimizer(2, 1, "rank_wait")
     late = skew_of(*steps).straggler
     assert (late.rank, late.phase, late.waiting_phase, late.is_ambiguous) == (
@@ -207,20 +207,20 @@ def test_who_is_late_in_the_optimizer_is_found_where_the_others_can_only_wait():
     assert report.verdict.summary.endswith("a slower rank (rank 1 in Optimization).")
 
 
-def test_on_a_device_what_follows_backward_may_cost_nothing():
-    """Rank 0's host may be there early, and its device be as late as ever."""
+def test_lateness_after_backward_may_cost_nothing_on_device():
+    """Rank 0's host may arrive early while its device is as late as ever."""
     report = report_of(*waiting_for_the_optimizer(2, 1, "rank_wait"), device_type="cuda")
     assert is_hint(report)
     assert "if the CPU only waits for its own GPU in" in finding_of(report).summary
 
 
-def test_on_a_device_who_waits_for_a_batch_is_late_all_the_same():
+def test_slow_loader_is_late_on_device_too():
     own = noise((2, 50), 5)
     own[1] += 20
     assert not is_hint(report_of(*synchronous(own), device_type="cuda"))
 
 
-def test_a_rank_that_is_slow_everywhere_is_late_by_all_of_it():
+def test_rank_that_is_slow_everywhere_is_late_by_total():
     """The others wait 4 ms for its forward in backward, and 8 ms for its optimizer before the next step."""
     steps = [
         steps_of(
@@ -241,12 +241,12 @@ def test_a_rank_that_is_slow_everywhere_is_late_by_all_of_it():
 
 @pytest.mark.parametrize("where", ["forward", "backward", "validation"])
 @pytest.mark.parametrize(("num_ranks", "late"), [(2, 1), (2, 0), (6, 3)])
-def test_an_optimizer_step_that_may_be_a_wait_is_a_hint(num_ranks, late, where):
-    """It is late, or meets others there (as sharded optimizers do) that are late in the other phase."""
+def test_optimizer_step_that_may_be_wait_is_hint(num_ranks, late, where):
+    """It's late, or meets others there (like sharded optimizers) that are late in the other phase."""
     report = report_of(*waiting_for_the_optimizer(num_ranks, late, where))
     assert is_hint(report)
     rank, phase, waiting = late, "Optimization", PHASES[PHASE_INDEX[where]].label
-    if where == "forward" and num_ranks == 2:  # as likely the other way round
+    if where == "forward" and num_ranks == 2:  # equally likely the other way round
         rank, phase, waiting = 1 - late, waiting, phase
     found = finding_of(report)
     assert found.title == f"Ranks differ in {phase} and {waiting}"
@@ -256,8 +256,8 @@ def test_an_optimizer_step_that_may_be_a_wait_is_a_hint(num_ranks, late, where):
     assert f"Rank {rank}" in found.summary
 
 
-def test_waiting_in_the_optimizer_hides_nobody():
-    """Where the host waits for its device, and so for the other ranks, in the optimizer alone."""
+def test_waiting_in_optimizer_hides_no_late_rank():
+    """The host waits for its device, and so for other ranks, only in the optimizer."""
     own = noise((2, 50), 5)
     own[1] += 10
     wait = own.max(axis=0) - own
@@ -268,8 +268,8 @@ def test_waiting_in_the_optimizer_hides_nobody():
     assert not late.is_ambiguous, "who waits for a batch does not wait for a rank"
 
 
-def test_where_ranks_meet_in_a_hook_both_readings_are_named():
-    """Rank 1 is late in the optimizer, and rank 0 waits for it in a callback that lets ranks meet."""
+def test_both_readings_are_named_if_ranks_meet_in_hook():
+    """Rank 1 is late in the optimizer, and rank 0 waits for it in a callback where ranks meet."""
     report = report_of(
         steps_of(50, backward=5, optimizer=1, callbacks=9 + noise(50, 1, 0.1)),
         steps_of(50, backward=5, optimizer=9 + noise(50, 2, 0.1), callbacks=1),
@@ -278,17 +278,17 @@ def test_where_ranks_meet_in_a_hook_both_readings_are_named():
     assert "waits for them in Callbacks" in finding_of(report).summary
 
 
-# What a step would be shorter by
+# Time saved per step
 
 
 def mean_step_ms(own):
-    """Of ranks that meet in every step: that of the last one; 6 ms are the same on all."""
+    """Step time of ranks that meet in every step, set by the last one; 6 ms are the same on all."""
     return own.max(axis=0).mean() + 6
 
 
 @pytest.mark.parametrize("num_ranks", [2, 8, 64])
-def test_the_time_saving_is_what_would_be_gone(num_ranks):
-    """Of many ranks some other one is nearly as late in each step."""
+def test_saving_is_time_without_late_rank(num_ranks):
+    """With many ranks, some other rank is nearly as late in each step."""
     usual = noise((num_ranks, 400), num_ranks, 0.5)
     slow = usual.copy()
     slow[1] += 3
@@ -305,8 +305,8 @@ def test_the_time_saving_is_what_would_be_gone(num_ranks):
     assert (report.verdict.kind == "straggler_bound") == (share >= 0.15)
 
 
-def test_other_phases_in_which_ranks_vary_count_as_well():
-    """In 64 ranks' forward there is always one that is nearly as late."""
+def test_other_varying_phases_count_too():
+    """Among 64 ranks, one is always nearly as late in forward."""
     usual, forward = noise((64, 400), 1, 0.1), noise((64, 400), 2, 0.7)
     slow = usual.copy()
     slow[1] += 3
@@ -317,7 +317,7 @@ def test_other_phases_in_which_ranks_vary_count_as_well():
     assert late.cost_ns == pytest.approx(truth * MS, rel=0.15)
 
 
-def test_of_a_rank_that_is_late_in_a_few_steps_these_are_gone():
+def test_rank_late_in_few_steps_saves_only_those():
     """20 ms in every tenth step, not 2 ms in each."""
     usual, extra = noise((8, 400), 3, 0.7), np.zeros((8, 400))
     extra[0, ::10] = 20
@@ -328,8 +328,8 @@ def test_of_a_rank_that_is_late_in_a_few_steps_these_are_gone():
     assert late.cost_ns == pytest.approx(truth * MS, rel=0.1)
 
 
-def test_ranks_that_are_late_together_are_mended_together():
-    """Mending one alone would gain 1 ms."""
+def test_ranks_late_together_are_fixed_together():
+    """Fixing only one would save 1 ms."""
     usual = noise((8, 200), 3, 0.2)
     slow = usual + np.array([0, 0, 0, 0, 9, 10, 0, 0])[:, None]
     late = skew_of(*synchronous(slow)).straggler
@@ -337,8 +337,8 @@ def test_ranks_that_are_late_together_are_mended_together():
     assert late.cost_ns == pytest.approx((mean_step_ms(slow) - mean_step_ms(usual)) * MS, rel=0.1)
 
 
-def test_who_is_hidden_by_a_later_rank_costs_nothing():
-    """Rank 1 is 3 ms late in its loader and waits itself for rank 2, which is 8 ms late in the loop."""
+def test_rank_hidden_by_later_rank_costs_nothing():
+    """Rank 1 is 3 ms late in its loader but waits for rank 2, which is 8 ms late in the loop."""
     own = noise((4, 60), 1, 0.1)
     own[1] += 3
     loop = np.ones((4, 60))
@@ -352,7 +352,7 @@ def test_who_is_hidden_by_a_later_rank_costs_nothing():
     assert "which costs 0 ms." in finding.summary
 
 
-def test_a_later_rank_is_named_before_one_that_it_hides():
+def test_later_rank_is_named_before_rank_it_hides():
     own = noise((4, 60), 1, 0.1)
     own[1] += 3
     optimizer = np.ones((4, 60))
@@ -361,8 +361,8 @@ def test_a_later_rank_is_named_before_one_that_it_hides():
     assert (late.rank, late.phase, late.is_ambiguous) == (2, "optimizer", True)
 
 
-def test_who_is_late_and_keeps_nobody_waiting_costs_nothing():
-    """As where the device is behind: the other rank's host waits nowhere."""
+def test_late_rank_without_waiters_costs_nothing():
+    """As with a device that lags behind: the other rank's host never waits."""
     ranks = [steps_of(50, dataloader=value + noise(50, 6, 0.1), backward=5) for value in (0, 4)]
     late = skew_of(*ranks).straggler
     assert late.rank == 1
@@ -373,8 +373,8 @@ def test_who_is_late_and_keeps_nobody_waiting_costs_nothing():
 @pytest.mark.parametrize(
     ("num_ranks", "num_steps"), [(2, 20), (4, 64), (8, 20), (8, 200), (64, 20), (64, 64)]
 )
-def test_of_equal_ranks_one_in_a_hundred_jobs_has_a_late_one(num_ranks, num_steps):
-    """200 jobs: 4 false alarms of two tries each are expected, more than 11 have a probability of 0.1%."""
+def test_equal_ranks_rarely_have_straggler(num_ranks, num_steps):
+    """200 jobs: 4 false alarms in two tries each are expected; more than 11 have a probability of 0.1%."""
     alarms = 0
     for seed in range(200):
         own = np.random.default_rng(seed).normal(10, 1, (num_ranks, num_steps))
@@ -383,7 +383,7 @@ def test_of_equal_ranks_one_in_a_hundred_jobs_has_a_late_one(num_ranks, num_step
 
 
 def in_runs(num_ranks, num_steps, alike, seed):
-    """Steps each of which is like the one before, by so much: an autoregression with deviation 1."""
+    """Steps that resemble the previous one by ``alike``: an autoregression with deviation 1."""
     steps = np.random.default_rng(seed).normal(0, 1, (num_ranks, num_steps + 100))
     for step in range(1, num_steps + 100):
         steps[:, step] = alike * steps[:, step - 1] + np.sqrt(1 - alike**2) * steps[:, step]
@@ -394,8 +394,8 @@ def in_runs(num_ranks, num_steps, alike, seed):
     ("num_ranks", "num_steps", "alike", "most"),
     [(2, 400, 0.8, 4), (8, 100, 0.8, 5), (8, 60, 0.9, 9), (8, 100, 0.9, 7), (8, 400, 0.9, 4)],
 )
-def test_slow_steps_that_come_in_runs_are_no_proof(num_ranks, num_steps, alike, most):
-    """A rank that was slow for one stretch, as its machine was: mean and deviation alone would accuse it."""
+def test_slow_periods_prove_no_straggler(num_ranks, num_steps, alike, most):
+    """Some rank's machine was slow for a while: mean and deviation alone would blame it."""
     alarms = without = 0
     for seed in range(100):
         own = in_runs(num_ranks, num_steps, alike, seed)
@@ -408,7 +408,7 @@ def test_slow_steps_that_come_in_runs_are_no_proof(num_ranks, num_steps, alike, 
     assert without > 40, "standard errors of independent steps would accuse in half of the jobs"
 
 
-def test_a_rank_that_becomes_slow_half_way_is_late():
+def test_rank_that_becomes_slow_halfway_is_late():
     own = noise((8, 400), 4, 0.2)
     own[1, 200:] += 6
     late = skew_of(*synchronous(own)).straggler
@@ -416,22 +416,22 @@ def test_a_rank_that_becomes_slow_half_way_is_late():
     assert late.late_ns == pytest.approx(3 * MS, rel=0.05)
 
 
-def test_a_rank_that_is_late_at_regular_times_is_late():
-    """As what rank 0 logs in every fiftieth step: its mean is surer than if chance chose the steps."""
+def test_rank_late_at_regular_steps_is_late():
+    """Like rank 0 logging every fiftieth step: its mean is more certain than with randomly chosen steps."""
     extra = np.zeros((8, 400))
     extra[0, ::50] = 100
     late = skew_of(*synchronous(noise((8, 400), 4, 0.2), logging=extra)).straggler
     assert (late.rank, late.phase) == (0, "logging")
 
 
-def test_a_great_lateness_is_seen_though_it_changes_slowly():
-    """Each step is like the one before, so there are few independent ones."""
+def test_large_delay_is_found_even_if_it_changes_slowly():
+    """Each step resembles the previous one, so there are few independent steps."""
     own = noise((2, LEAST_STEPS), 4, 0.1)
     own[1] += np.linspace(15, 25, LEAST_STEPS)
     assert skew_of(*synchronous(own)).straggler.rank == 1
 
 
-def test_students_quantile():
+def test_student_quantile():
     stats = pytest.importorskip("scipy.stats")
     for degrees in (4, 6.5, 13.5, 100):
         for probability in (0.99, 0.995, 0.99875, 0.9998):
@@ -440,7 +440,7 @@ def test_students_quantile():
     assert t_quantile(0.99, 4) == pytest.approx(stats.t.ppf(0.99, 4), rel=0.003)
 
 
-def test_a_small_difference_is_found_in_many_steps_and_not_in_few():
+def test_small_difference_needs_many_steps():
     def of(num_steps):
         own = noise((2, num_steps), 9)
         own[1] += 0.25
@@ -458,8 +458,8 @@ def test_too_few_common_steps():
     assert [pace.late_ns for pace in skew.ranks] == [None, None]
 
 
-def test_only_steps_that_are_clean_on_all_ranks_are_compared():
-    """One rank was profiled in some steps: these are left out for all."""
+def test_only_steps_clean_on_all_ranks_are_compared():
+    """One rank was profiled in some steps, which are left out for all ranks."""
     one = steps_of(40, dataloader=1, backward=5)
     other = steps_of(40, dataloader=1, backward=5)
     other.phases_ns[10:20, PHASE_INDEX["dataloader"]] = 500 * MS
@@ -479,7 +479,7 @@ def test_only_steps_that_are_clean_on_all_ranks_are_compared():
         ([steps_of(20, dataloader=1), steps_of(20, dataloader=-1 / MS)], 2, "weren't recorded"),
     ],
 )
-def test_what_cannot_be_compared(ranks, world_size, reason):
+def test_ranks_that_cannot_be_compared(ranks, world_size, reason):
     steps = [rank_steps(run_of(rank, one)) for rank, one in enumerate(ranks)]
     assert reason in why_not(rank_skew, steps, world_size)
 
@@ -487,7 +487,7 @@ def test_what_cannot_be_compared(ranks, world_size, reason):
 # Messages and files
 
 
-def test_a_message_is_read_back():
+def test_message_round_trip():
     sent = rank_steps(run_of(3, steps_of(50, dataloader=noise(50, 1), forward=2), host="häst"))
     found = unpack_rank_steps(pack_rank_steps(sent))
     assert (found.rank, found.host, found.num_steps) == (3, "häst", 50)
@@ -500,7 +500,7 @@ def test_a_message_is_read_back():
 @pytest.mark.parametrize(
     "message", [b"", b"nothing", pack_rank_steps(rank_steps(run_of(0, steps_of(3))))[:-9]]
 )
-def test_a_damaged_message_is_refused(message):
+def test_damaged_message_is_rejected(message):
     with pytest.raises(ArchiveError, match="expected a rank's step record"):
         unpack_rank_steps(message)
 
@@ -517,7 +517,7 @@ def test_messages_of_many_ranks_are_small(world_size):
     assert len(told.totals) == told.num_steps == 4_000, "the means are of all clean steps"
 
 
-def test_ranks_that_say_nothing_are_rows_that_say_why():
+def test_missing_ranks_have_rows_with_reason():
     run = run_of(0, steps_of(20, dataloader=1), 4)
     third = pack_rank_steps(rank_steps(run_of(2, steps_of(20, dataloader=1), 4)))
     run = side_by_side(run, {2: third, 3: b"damaged"}, {1: "no ModelProfCallback joined there"})
@@ -541,7 +541,7 @@ def test_ranks_that_say_nothing_are_rows_that_say_why():
     assert figures["clean steps"] == 40
 
 
-def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
+def test_single_rank_has_row_for_each_missing_rank():
     run = side_by_side(run_of(0, steps_of(20, dataloader=1), 2), {}, {1: "left the loop early"})
     report = build_report(Facts(run))
     tables = {table.id: table for table in report.tables}
@@ -552,8 +552,8 @@ def test_one_rank_alone_has_a_row_for_each_that_did_not_come():
     assert report.summary.run.all_ranks is None
 
 
-def test_files_of_ranks_that_did_not_come_in_time_are_put_beside(tmp_path):
-    """The first rank here is rank 1, whose file is called as that of any first rank."""
+def test_files_of_late_ranks_are_added(tmp_path):
+    """The first rank here is rank 1, whose file has the first rank's usual name."""
     first = run_of(1, steps_of(20, dataloader=1), 3)
     run = side_by_side(first, {}, {0: "no ModelProfCallback joined there", 2: "sent nothing within 30 s"})
     save_run(run, tmp_path / "run.json")
@@ -563,12 +563,12 @@ def test_files_of_ranks_that_did_not_come_in_time_are_put_beside(tmp_path):
     assert [one.rank for one in found.absent_ranks] == [0]
 
 
-def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
+def test_files_of_killed_job_are_combined(tmp_path):
     ranks = synchronous(noise((3, 40), 1) + np.array([[0], [0], [15]]))
     for rank, steps in enumerate(ranks):
         run = run_of(rank, steps, world_size=4, host=f"node{rank}")
         save_run(replace(run, info=replace(run.info, status="running")), tmp_path / rank_file(rank))
-    (tmp_path / rank_file(3)).write_text("{")  # it was killed before its first save
+    (tmp_path / rank_file(3)).write_text("{")  # killed before its first save
     report = read_report(tmp_path)
     skew = report.summary.ranks
     assert [pace.rank for pace in skew.ranks] == [0, 1, 2]
@@ -583,7 +583,7 @@ def test_files_of_a_job_that_was_killed_are_put_together(tmp_path):
     assert run.rank_steps == (), "one process is no job of ranks"
 
 
-def test_a_report_of_one_rank_has_no_ranks():
+def test_report_of_one_rank_has_no_rank_tables():
     report = build_report(Facts(run_of(0, steps_of(20, dataloader=1), 1)))
     assert report.summary.ranks is None
     assert not {table.id for table in report.tables} & {"rank_phases", "rank_spread", "all_ranks"}
@@ -617,8 +617,8 @@ def test_tables_and_chart():
         assert height == pytest.approx(one.steps.duration_ns.mean())
 
 
-def test_ranks_that_are_told_apart_by_nothing():
-    """Empty messages and ranks without steps are no reason to fail."""
+def test_ranks_without_steps_do_not_fail():
+    """Empty messages and ranks without steps aren't errors."""
     nothing = RankSteps(
         rank=1, host="", num_steps=0, totals=StepTotals.of(StepTimings.empty()), steps=steps_of(0)
     )
@@ -717,8 +717,8 @@ def run_job(folder, strategy, case):
     ("case", "rank", "phase"),
     [("callback", 0, "callbacks"), ("forward", 1, "forward"), ("optimizer", 1, "optimizer")],
 )
-def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
-    """Not who waits for it where Lightning tells the ranks of signals."""
+def test_slow_rank_is_named_for_other_causes(tmp_path, case, rank, phase):
+    """Not the rank that waits for it while Lightning synchronizes signals between ranks."""
     report = run_job(tmp_path, "ddp_fork", case)
     late = report["summary"]["ranks"]["straggler"]
     assert (late["rank"], late["phase"]) == (rank, phase)
@@ -727,7 +727,7 @@ def test_who_is_slow_in_other_ways_is_named(tmp_path, case, rank, phase):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
-def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(tmp_path):
+def test_failing_rank_does_not_block_others(tmp_path):
     report = run_job(tmp_path, "ddp_fork", "breaks")
     (table,) = (one for one in report["tables"].values() if one["title"] == "Ranks")
     assert [row["rank"] for row in raw_rows(table)] == [
@@ -738,8 +738,8 @@ def test_a_rank_that_fails_while_figures_are_put_together_keeps_nobody_waiting(t
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
 @pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
-def test_the_slow_loader_of_one_rank_is_named(tmp_path, strategy):
-    """Two samples of 30 ms a batch: rank 1 is 60 ms later, whatever starts the ranks."""
+def test_slow_loader_on_one_rank_is_named(tmp_path, strategy):
+    """Two samples of 30 ms per batch: rank 1 is 60 ms late, however the ranks are started."""
     report = run_job(tmp_path, strategy, "loader")
     assert report["verdict"]["kind"] == "straggler_bound"
     assert "rank 1 in Dataloader" in report["verdict"]["summary"]

@@ -1,4 +1,4 @@
-"""The fit of FLOPs by size: against laws that are known, and silent where none is."""
+"""FLOPs fitted by batch size: exact for known laws, and no result where no law fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PARTS = (("backward", "float32"), ("forward", "bfloat16"))
 
 
 def counted(shapes, flops, step=0):
-    """Forward in one dtype, backward, three times as much, in another one."""
+    """Forward in one dtype; backward, three times as much, in another."""
     return SizeCount(
         shapes=shapes,
         step=step,
@@ -35,7 +35,7 @@ def law_of(sizes, flops):
 
 
 def text(size):
-    """Tokens, their mask and a label for each of them but the first."""
+    """Tokens, their mask, and a label for every token except the first."""
     batch, length = size
     return ((batch, length), (batch, length), (batch, length - 1))
 
@@ -50,7 +50,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_a_law_is_found_exactly(name):
+def test_law_is_found_exactly(name):
     sizes, flops = LAWS[name]
     law = law_of([text(size) for size in sizes], lambda shapes: flops(*shapes[0]))
     assert law.miss < 1e-9
@@ -64,11 +64,11 @@ def test_a_law_is_found_exactly(name):
         assert law.flops(shapes) == pytest.approx([3 * true, true], rel=1e-9)
 
 
-def test_two_sizes_are_no_fit():
+def test_two_sizes_give_no_fit():
     assert law_of([text((4, 10)), text((4, 20))], lambda shapes: shapes[0][1]) is None
 
 
-def test_what_is_unlike_the_counted_sizes_is_not_covered():
+def test_law_covers_only_sizes_like_those_counted():
     law = law_of([text((4, n)) for n in (10, 20, 40)], lambda shapes: shapes[0][1])
     assert law.covers(text((4, 160)))
     assert not law.covers(text((4, 161)))
@@ -80,7 +80,7 @@ def test_what_is_unlike_the_counted_sizes_is_not_covered():
     assert not law.covers(text((4, 61)), reach=1.5)
 
 
-def test_flops_by_chance_are_no_law():
+def test_random_flops_give_no_law():
     chance = random.Random(0)
     sizes = [((4, n, n * 37 % 101, n * 61 % 97),) for n in range(10, 70, 4)]
     assert law_of(sizes, lambda shapes: chance.randrange(10**6, 10**8)) is None
@@ -90,8 +90,8 @@ def sizes_of(steps, others=0):
     return BatchSizes(shapes=tuple(steps), clean_steps=tuple(steps.values()), other_steps=others)
 
 
-def test_the_mean_step_by_hand():
-    """Two sizes of 10 and 40 FLOPs forward, counted, in 3 steps and 1 step: 17.5, and three times that."""
+def test_mean_step_by_hand():
+    """Counted sizes of 10 and 40 forward FLOPs, in 3 steps and 1: 17.5, and three times that backward."""
     by_size = FlopsBySize([counted(((1,),), 10, 5), counted(((4,),), 40, 9)])
     mean = mean_step(by_size, sizes_of({((1,),): 3, ((4,),): 1, ((9,),): 0}))
     assert mean.flops == {PARTS[0]: 52.5, PARTS[1]: 17.5}
@@ -102,7 +102,7 @@ def test_the_mean_step_by_hand():
     ]
 
 
-def test_a_size_is_counted_or_fitted():
+def test_size_is_counted_or_fitted():
     by_size = FlopsBySize([counted(((n,),), 10 * n) for n in (1, 2, 4)])
     mean = mean_step(by_size, sizes_of({((1,),): 1, ((3,),): 1}))
     assert mean.flops[PARTS[1]] == pytest.approx(20)
@@ -119,13 +119,13 @@ def test_a_size_is_counted_or_fitted():
         ([1, 2, 3], {((1,),): 4}, 1, "the batch size is unknown in 1 of 5 clean steps"),
     ],
 )
-def test_reasons(counts, steps, others, reason):
+def test_reason_for_missing_mean_step(counts, steps, others, reason):
     by_size = FlopsBySize([counted(((n,),), 10 * n) for n in counts])
     assert reason in why_not(mean_step, by_size, sizes_of(steps, others))
 
 
 @pytest.mark.parametrize("value", [-1, 2**63, 10**400, 0.5, "8"])
-def test_a_file_with_impossible_sizes_is_refused(value):
+def test_file_with_impossible_sizes_is_rejected(value):
     raw = {"shapes": [[[3]]], "clean_steps": [1]}
     assert msgspec.json.decode(json.dumps(raw), type=BatchSizes).clean_steps == (1,)
     for changed in (raw | {"shapes": [[[value]]]}, raw | {"clean_steps": [value]}):
@@ -133,7 +133,7 @@ def test_a_file_with_impossible_sizes_is_refused(value):
             msgspec.json.decode(json.dumps(changed), type=BatchSizes)
 
 
-def test_the_largest_numbers_of_a_file_are_no_error():
+def test_largest_numbers_of_file_raise_no_error():
     most = 2**63 - 1
     counts = [counted(((n, most // 2 + n),), most - n) for n in (1, most // 3, most)]
     for some in (counts, [counted(((n,),), 0) for n in (0, 1, 2, 3)]):
@@ -142,8 +142,8 @@ def test_the_largest_numbers_of_a_file_are_no_error():
         assert isinstance(found, str) or found.error >= 0
 
 
-def test_the_standard_error_holds():
-    """FLOPs that stray from a law by some per cent: the true mean is within three standard errors."""
+def test_standard_error_covers_true_mean():
+    """FLOPs deviate from a law by a few percent; the true mean is within three standard errors."""
     off = []
     for seed in range(30):
         chance = random.Random(seed)

@@ -1,4 +1,4 @@
-"""The slow-step recorder: injected pauses of known length in known steps, and what is said of their cause."""
+"""The slow-step recorder: injected pauses of known length, and the causes it reports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MACHINE_WORDS = "CPU contention"
 
 
 def steps_of(first, forward, tags=0):
-    """Steps of which all but a millisecond of data is forward; milliseconds."""
+    """Steps of one millisecond of data and the given milliseconds of forward."""
     forward = np.asarray(forward, float)
     phases_ns = np.zeros((len(forward), len(PHASES)), np.int64)
     phases_ns[:, PHASE_INDEX["forward"]] = np.round(forward * MS)
@@ -62,7 +62,7 @@ def watched(*parts, ends=None):
 
 def test_slow_steps_are_counted_and_kept():
     usual = [9.0] * 40
-    usual[17], usual[30] = 49, 29.5  # 10 ms is usual with the data: 30 ms is the limit, 30.5 is beyond
+    usual[17], usual[30] = 49, 29.5  # the median is 10 ms with the data: 30 ms is the limit, 30.5 is beyond
     record = watched(steps_of(0, [9] * 50), steps_of(50, usual))
     assert (record.count, record.num_special) == (2, 0)
     assert record.excess_ns == (50 - 10 + 30.5 - 10) * MS
@@ -73,18 +73,18 @@ def test_slow_steps_are_counted_and_kept():
     assert (worst.first_watched, worst.last_watched) == (50, 89)
 
 
-def test_not_slow_is_what_takes_three_times_the_median():
+def test_three_times_median_is_not_slow():
     assert watched(steps_of(0, [9] * 50 + [29] * 3)).count == 0
 
 
-def test_in_a_short_run_the_steps_around_say_what_is_usual():
+def test_short_run_uses_median_of_steps_around():
     forward = [9] * 30
     forward[3] = 99
     assert [one.step for one in watched(steps_of(0, forward)).worst] == [3]
 
 
 @pytest.mark.parametrize(("num_steps", "is_known"), [(19, False), (20, True)])
-def test_with_too_few_steps_nobody_knows_what_is_slow(num_steps, is_known):
+def test_too_few_steps_give_no_slow_steps(num_steps, is_known):
     record = watched(steps_of(0, [9] * num_steps))
     assert (record.count, record.why_not_looked_for == "") == (0, is_known)
     rank = RankRecord(rank=0, steps=steps_of(0, [9] * num_steps), slow=record)
@@ -96,20 +96,20 @@ def test_with_too_few_steps_nobody_knows_what_is_slow(num_steps, is_known):
     assert table.absent_reason == reason
 
 
-def test_what_is_slow_does_not_become_usual():
+def test_slow_steps_do_not_become_usual():
     """Half of the steps are slow for a while."""
     parts = [steps_of(50 * number, [9] * 25 + [40] * 25) for number in range(1, 20)]
     record = watched(steps_of(0, [9] * 50), *[one.select(one.step % 50 < 49) for one in parts])
     assert record.count == 19 * 24
 
 
-def test_another_pace_is_usual_after_a_while():
-    """Longer sequences from some step on: slow once, and not for ever."""
+def test_new_pace_becomes_usual():
+    """Longer sequences from some step on count as slow for a while, not forever."""
     parts = [steps_of(50 * number, [40] * 50) for number in range(1, 40)]
     assert watched(steps_of(0, [9] * 50), *parts).count <= 6 * 50
 
 
-def test_what_we_do_ourselves_makes_no_step_slow():
+def test_profiler_phase_makes_no_step_slow():
     part = steps_of(50, [9] * 50)
     part.phases_ns[20, PHASE_INDEX["profiler"]] = 400 * MS
     part.duration_ns[20] += 400 * MS
@@ -127,12 +127,12 @@ def test_what_we_do_ourselves_makes_no_step_slow():
         StepTag.DRAINING,
     ],
 )
-def test_what_this_profiler_does_is_no_slow_step(tag):
+def test_steps_with_profiler_work_are_not_slow(tag):
     record = watched(steps_of(0, [9] * 50), steps_of(50, [400, 9, 9], int(tag)))
     assert (record.count, record.num_special, record.worst) == (0, 0, ())
 
 
-def test_validation_and_epochs_are_kept_apart():
+def test_validation_and_epoch_starts_are_counted_separately():
     tags = np.zeros(50, np.int64)
     tags[[5, 6]] = int(StepTag.VALIDATION), int(StepTag.FIRST_OF_EPOCH)
     forward = [9.0] * 50
@@ -143,7 +143,7 @@ def test_validation_and_epochs_are_kept_apart():
     assert [one.step for one in record.worst] == [55, 56, 57]
 
 
-def test_the_slowest_are_kept_whatever_their_order():
+def test_slowest_steps_are_kept_in_any_order():
     forward = np.full(1_000, 9.0)
     places = np.random.default_rng(1).choice(np.arange(50, 1_000), 60, replace=False)
     forward[places] = np.random.default_rng(2).permutation(60) + 100.0
@@ -158,7 +158,7 @@ def test_the_slowest_are_kept_whatever_their_order():
 
 
 def slow(**given):
-    """A step of 90 ms where 10 ms are usual, alone in a look of a second."""
+    """A step of 90 ms where 10 ms is usual, alone in a look (the span between two reads) of one second."""
     phases_ns = given.pop("phases", {"forward": 89 * MS, "dataloader": MS})
     values = {"step": 60, "tags": 0, "usual_ns": 10.0 * MS, "collector_ns": 0, "generation": None}
     values |= {"first_watched": 50, "last_watched": 99, "watched_ns": 1_000 * MS, "beyond_ns": 80 * MS}
@@ -185,7 +185,7 @@ def test_causes():
     assert cause_of(slow(phases=saved)).cause == "checkpoint"
 
 
-def test_the_machine_is_the_cause_if_waiting_for_a_cpu_is_half_of_what_the_look_took_beyond_usual():
+def test_cpu_wait_of_half_excess_blames_machine():
     assert cause_of(slow(phases=EVERYWHERE, cpu_wait_ns=40 * MS)).cause == MACHINE
     assert cause_of(slow(phases=EVERYWHERE, cpu_wait_ns=40 * MS - 1)).cause == ""
     assert cause_of(slow(cpu_wait_ns=40 * MS)).cause == MACHINE, "who computes cannot go on without a CPU"
@@ -194,26 +194,26 @@ def test_the_machine_is_the_cause_if_waiting_for_a_cpu_is_half_of_what_the_look_
     assert cause_of(slow(phases=fetched, cpu_wait_ns=80 * MS)).cause == "dataloader"
 
 
-def test_the_waiting_may_have_been_in_other_slow_steps_of_the_look():
+def test_cpu_wait_may_belong_to_other_slow_steps():
     assert cause_of(slow(cpu_wait_ns=80 * MS, beyond_ns=161 * MS)).cause == "forward"
 
 
-def test_waiting_that_is_usual_makes_no_step_slow():
-    """In looks without slow steps the thread waits for 3% of the time: 30 ms of this look's second."""
+def test_usual_cpu_wait_makes_no_step_slow():
+    """In looks without slow steps the thread waits 3% of the time: 30 ms of this look's second."""
     assert cause_of(slow(cpu_wait_ns=70 * MS), 0.03).cause == MACHINE
     assert cause_of(slow(cpu_wait_ns=69 * MS), 0.03).cause == "forward"
     assert cause_of(slow(cpu_wait_ns=40 * MS), None).cause == MACHINE, "no look to compare with"
 
 
-def test_waiting_that_steps_which_are_not_slow_can_have_had_makes_no_step_slow():
-    """Workers that wake up take the CPU in every step: these differ by 100 ms together."""
+def test_cpu_wait_that_other_steps_may_have_had_makes_no_step_slow():
+    """Waking workers take the CPU in every step; these steps differ by 100 ms in total."""
     assert cause_of(slow(cpu_wait_ns=140 * MS, spread_ns=100 * MS)).cause == MACHINE
     assert cause_of(slow(cpu_wait_ns=139 * MS, spread_ns=100 * MS)).cause == "forward"
     assert cause_of(slow(cpu_wait_ns=140 * MS, spread_ns=100 * MS), 0.1).cause == MACHINE, "the same waiting"
     assert cause_of(slow(cpu_wait_ns=140 * MS, spread_ns=100 * MS), 0.101).cause == "forward"
 
 
-def test_the_machine_is_never_named_where_waiting_is_not_counted():
+def test_machine_is_never_blamed_without_cpu_wait():
     assert cause_of(slow(phases=EVERYWHERE, cpu_wait_ns=None)).cause == ""
     assert cause_of(slow(cpu_wait_ns=None)).cause == "forward"
 
@@ -227,7 +227,7 @@ def test_words_of_causes():
     assert cause_words(cause_of(slow(cpu_wait_ns=80 * MS))) == MACHINE_WORDS
 
 
-def test_runs_that_were_not_watched():
+def test_run_without_slow_step_record():
     costs = step_costs(steps_of(0, [9] * 50), {})
     unwatched = RankRecord(rank=0, steps=steps_of(0, [9] * 50), outside_ns={}, callbacks=())
     run = Run(info=RunInfo(created="today"), ranks=(unwatched,))
@@ -235,18 +235,18 @@ def test_runs_that_were_not_watched():
     assert slow_facts(SlowSteps(factor=3.0), costs).worst is None
 
 
-# What is counted from look to look
+# Counts between looks
 
 
 def counted(monkeypatch, *counts):
-    """Counts as they are found, one after the other: (time, page faults, waiting for a CPU); ms."""
+    """Patch in successive counts of (time, page faults, CPU wait), in ms."""
     found = iter(
         [Counts(int(at * MS), faults, None if wait is None else wait * MS) for at, faults, wait in counts]
     )
     monkeypatch.setattr(slow_steps_module, "_counts", lambda: next(found))
 
 
-def test_counts_are_those_of_the_look_and_the_usual_is_that_of_looks_without_slow_steps(monkeypatch):
+def test_counts_are_per_look_and_usual_wait_excludes_slow_looks(monkeypatch):
     counted(monkeypatch, (0, 7, 1_000), (500, 9, 1_010), (1_060, 9, 1_050), (1_560, 9, 1_080))
     watch = SlowStepWatch()
     watch.start()
@@ -265,8 +265,8 @@ def test_counts_are_those_of_the_look_and_the_usual_is_that_of_looks_without_slo
     assert record.why_no_cpu_wait == ""
 
 
-def test_all_that_is_beyond_usual_may_have_waited(monkeypatch):
-    """Beyond 10 ms each: 60 ms, 500 of a validation, 100 of the first steps, 400 of ours, 40 in no step."""
+def test_all_time_beyond_usual_may_have_waited(monkeypatch):
+    """Beyond 10 ms each: 60 ms, 500 of validation, 100 of first steps, 400 of the profiler, 40 in no step."""
     counted(monkeypatch, (0, 0, 0), (500, 0, 0), (500 + 500 + 60 + 500 + 100 + 400 + 40, 0, 30))
     watch = SlowStepWatch()
     watch.start()
@@ -287,7 +287,7 @@ def test_all_that_is_beyond_usual_may_have_waited(monkeypatch):
     assert one.spread_ns == 0
 
 
-def test_spread_is_what_steps_that_are_not_slow_took_beyond_the_fastest(monkeypatch):
+def test_spread_is_time_of_other_steps_beyond_fastest(monkeypatch):
     counted(monkeypatch, (0, 0, 0), (600, 0, 0))
     watch = SlowStepWatch()
     watch.start()
@@ -298,8 +298,8 @@ def test_spread_is_what_steps_that_are_not_slow_took_beyond_the_fastest(monkeypa
     assert one.spread_ns == (1 + 22 + 46 * 2) * MS
 
 
-def test_looks_with_a_validation_are_usual_ones_too(monkeypatch):
-    """Else nothing were usual where there is one in every look."""
+def test_looks_with_validation_count_as_usual(monkeypatch):
+    """Otherwise nothing would be usual if every look had a validation."""
     counted(monkeypatch, (0, 0, 0), (1_000, 0, 100))
     watch = SlowStepWatch()
     watch.start()
@@ -312,7 +312,7 @@ def test_looks_with_a_validation_are_usual_ones_too(monkeypatch):
     assert watch.record().num_special == 1
 
 
-def test_without_a_usual_look_nothing_is_usual(monkeypatch):
+def test_no_usual_look_gives_no_usual_wait(monkeypatch):
     counted(monkeypatch, (0, 0, 0), (560, 0, 50))
     watch = SlowStepWatch()
     watch.start()
@@ -322,7 +322,7 @@ def test_without_a_usual_look_nothing_is_usual(monkeypatch):
     assert watch.record().usual_cpu_wait is None
 
 
-def test_what_the_system_does_not_count_is_none_with_its_reason(monkeypatch):
+def test_missing_system_counts_are_none_with_reason(monkeypatch):
     counted(monkeypatch, (0, None, None), (500, None, None), (1_060, None, None))
     watch = SlowStepWatch()
     watch.start()
@@ -337,8 +337,8 @@ def test_what_the_system_does_not_count_is_none_with_its_reason(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch):
-    """Sanity check, data and compilation come between the making of the watch and the first step."""
+def test_counts_before_loop_are_excluded(tmp_path, monkeypatch):
+    """Sanity check, data setup and compilation come between creating the watch and the first step."""
     wait_ns = 0
     monkeypatch.setattr(slow_steps_module, "cpu_wait_ns", lambda: wait_ns)
 
@@ -361,7 +361,7 @@ def test_what_was_counted_before_the_loop_is_not_the_loops(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_files_are_read_once_in_500_steps(tmp_path, monkeypatch):
+def test_files_are_read_once_per_500_steps(tmp_path, monkeypatch):
     reads = []
 
     def cpu_wait_ns():
@@ -378,22 +378,22 @@ def test_files_are_read_once_in_500_steps(tmp_path, monkeypatch):
     ("text", "expected"),
     [("793086 41 3\n", 41), ("793086 0 1\n", 0), ("0 0 0\n", None), ("", None), ("x", None)],
 )
-def test_waiting_for_a_cpu_as_the_kernel_writes_it(tmp_path, monkeypatch, text, expected):
-    """Zeros alone are what a kernel without scheduler statistics writes: whoever reads ran at least once."""
+def test_cpu_wait_is_read_from_schedstat(tmp_path, monkeypatch, text, expected):
+    """All zeros come from a kernel without scheduler statistics: the reading thread ran at least once."""
     file = tmp_path / "schedstat"
     file.write_text(text)
     monkeypatch.setattr(cpu_module, "_SCHEDSTAT", file)
     assert cpu_module.cpu_wait_ns() == expected
 
 
-def test_a_system_without_the_file_does_not_count(tmp_path, monkeypatch):
+def test_system_without_schedstat_has_no_cpu_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_module, "_SCHEDSTAT", tmp_path / "nothing")
     assert cpu_module.cpu_wait_ns() is None
 
 
 @pytest.mark.skipif(not Path("/proc/thread-self/schedstat").exists(), reason="the system does not count")
-def test_a_thread_that_shares_its_cpu_waits_for_it():
-    """Until 50 ms are counted, in nanoseconds: in another unit that were more, or less, than went by."""
+def test_thread_that_shares_its_cpu_waits_for_it():
+    """Runs until 50 ms are counted; in a wrong unit, this would be more or less than the elapsed time."""
     usable = os.sched_getaffinity(0)
     endless = (
         "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nprint(flush=True)\nwhile True: pass"
@@ -421,7 +421,7 @@ def test_a_thread_that_shares_its_cpu_waits_for_it():
 # Saved runs
 
 
-def test_runs_of_older_versions_load_and_say_that_nobody_counted(tmp_path):
+def test_older_run_loads_with_reason_for_missing_counts(tmp_path):
     record = SlowSteps(factor=3.0, count=1, excess_ns=80 * MS, worst=(slow(),))
     run = Run(
         info=RunInfo(created="today"),
@@ -444,21 +444,21 @@ def test_runs_of_older_versions_load_and_say_that_nobody_counted(tmp_path):
 
 
 @pytest.mark.parametrize(("reason", "is_said"), [("", False), ("nobody counts here", True)])
-def test_why_there_is_no_waiting_is_said_under_the_table(reason, is_said):
+def test_note_below_table_gives_reason_for_missing_cpu_wait(reason, is_said):
     wait_ns = None if reason else 5 * MS
     record = SlowSteps(factor=3.0, count=1, why_no_cpu_wait=reason, worst=(slow(cpu_wait_ns=wait_ns),))
     rank = RankRecord(rank=0, steps=steps_of(0, [9] * 50), slow=record)
     run = Run(info=RunInfo(created="today"), ranks=(rank,))
     table = next(one for one in build_report(Facts(run)).tables if one.id == "slow_steps")
     place = [column.key for column in table.columns].index("cpu_wait")
-    assert table.rows[0][place] == (None if reason else 0.005)  # of the second that was looked at
+    assert table.rows[0][place] == (None if reason else 0.005)  # of the look's one second
     assert any("nobody counts here" in note for note in table.notes) is is_said
 
 
 # The garbage collector
 
 
-def test_the_collector_is_found_in_the_step_in_which_it_ran(monkeypatch):
+def test_collector_is_found_in_its_step(monkeypatch):
     now = 0
     monkeypatch.setattr(slow_steps_module, "host_clock", lambda: now)
     watch = SlowStepWatch()
@@ -479,7 +479,7 @@ def test_the_collector_is_found_in_the_step_in_which_it_ran(monkeypatch):
     assert (one.step, one.collector_ns, one.generation) == (70, 50 * MS, 2)
 
 
-def test_a_run_of_the_collector_counts_in_both_steps_that_it_is_in(monkeypatch):
+def test_collector_run_counts_in_both_of_its_steps(monkeypatch):
     watch = CollectorWatch()
     times = iter([10 * MS, 30 * MS])
     monkeypatch.setattr(slow_steps_module, "host_clock", lambda: next(times))
@@ -491,7 +491,7 @@ def test_a_run_of_the_collector_counts_in_both_steps_that_it_is_in(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_collector_is_watched_only_while_the_loop_runs(tmp_path):
+def test_collector_is_watched_only_during_loop(tmp_path):
     seen = []
     module = Net(at_batch=lambda batch: seen.append(len(gc.callbacks)))
     before = list(gc.callbacks)
@@ -501,8 +501,8 @@ def test_the_collector_is_watched_only_while_the_loop_runs(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_collector_is_found_in_the_last_steps_of_a_run(tmp_path):
-    """What comes after the last step does not shift the steps."""
+def test_collector_is_found_in_last_steps_of_run(tmp_path):
+    """Time after the last step doesn't shift the steps."""
 
     class Tail(Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -530,17 +530,17 @@ def test_the_collector_is_found_in_the_last_steps_of_a_run(tmp_path):
 
 # A real run
 
-PAUSE_S = 0.6  # more than 3% of the steps' time, even where each of them takes 90 ms
+PAUSE_S = 0.6  # more than 3% of the steps' time, even at 90 ms per step
 
 
 @pytest.mark.slow
-def test_a_pause_in_one_step_is_the_worst_step(tmp_path):
+def test_pause_makes_worst_step(tmp_path):
     def at_batch(batch_idx):
         if batch_idx == 150:
             time.sleep(PAUSE_S)
 
     callback = make_callback(tmp_path, active=0)
-    callback._clock = UndisturbedClock()  # a busy machine makes the other steps no longer
+    callback._clock = UndisturbedClock()  # a busy machine doesn't lengthen the other steps
     fit_quietly(make_trainer(tmp_path, callback), Net(at_batch=at_batch), loader(400))
     record = load_run(tmp_path / "modelprof").ranks[0].slow
     assert record == callback.run.ranks[0].slow
@@ -565,19 +565,19 @@ def test_a_pause_in_one_step_is_the_worst_step(tmp_path):
     ("steps", "number", "num_steps", "every"),
     [
         ([10, 20, 30, 40, 90], 9, 95, 10),
-        ([10, 20, 31, 40, 90], 9, 95, None),  # one that is not
-        ([10, 20, 30, 40], 4, 400, None),  # most of those that the rule would have are not slow
+        ([10, 20, 31, 40, 90], 9, 95, None),  # one doesn't fit
+        ([10, 20, 30, 40], 4, 400, None),  # most of the steps with this period aren't slow
         ([10, 20, 30], 3, 30, None),
         ([3, 4, 5, 6], 4, 4, None),
     ],
 )
-def test_steps_that_are_slow_by_a_rule(steps, number, num_steps, every):
+def test_period_of_slow_steps(steps, number, num_steps, every):
     assert _period(steps, number, num_steps) == every
 
 
 @pytest.mark.slow
-def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path, monkeypatch):
-    """A fit of 1 ms a step, of which every tenth takes 30 ms more."""
+def test_work_every_ten_steps_is_found_with_line(tmp_path, monkeypatch):
+    """A fit of 1 ms per step, where every tenth step takes 30 ms more."""
     monkeypatch.setattr(slow_steps_module, "cpu_wait_ns", lambda: 0)
     callback = make_callback(tmp_path, active=0)
     callback._clock = clock = FakeClock()
@@ -588,5 +588,5 @@ def test_what_is_done_every_ten_steps_is_found_with_its_line(tmp_path, monkeypat
     fit_quietly(make_trainer(tmp_path, callback), Net(every_ten), loader(200))
     [found] = [one for one in callback.report.findings if one.kind == "slow_steps"]
     assert found.title == "Slow forward every 10 steps"
-    assert found.saving_ns_per_step == pytest.approx(30 * MS * 10 / 99)  # but for the first step
+    assert found.saving_ns_per_step == pytest.approx(30 * MS * 10 / 99)  # less the first step
     assert found.locations

@@ -1,4 +1,4 @@
-"""Source lines: the table, where findings point, and what is advised there, from hand-made records."""
+"""Source lines: the table, the places and the advice of findings, from hand-made records."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LOSS_7 = frame(LOSS, 7, "rows_loss", 5)
 
 
 def samples_of(*stacks):
-    """Stacks as (phase, frames, samples), of 5 ms each."""
+    """Stacks given as (phase, frames, samples), 5 ms per sample."""
     frames = list(dict.fromkeys(one for _, found, _ in stacks for one in found))
     return StackSamples(
         frames=tuple(frames),
@@ -126,7 +126,7 @@ def test_lines_by_hand():
             site_of(SYNCHRONISATION, NET, 35, "training_step", 30),
         ],
     )
-    # 12 samples of 5 ms, of which 9 and then 3: shares 3/4 and 1/4.
+    # 12 samples of 5 ms: 9 and 3 of them give shares of 3/4 and 1/4.
     hot = hot_lines(
         samples_of(
             ("forward", (STEP_35, LOSS_7), 6), ("validation", (LOSS_7,), 3), ("forward", (STEP_33,), 3)
@@ -144,7 +144,7 @@ def test_lines_by_hand():
     assert (second.operators, second.waits, second.num_bytes) == (0, 1, 0)
 
 
-def test_what_was_not_measured_is_none():
+def test_unmeasured_figures_are_none():
     only_sampled = source_lines(None, hot_lines(samples_of(("forward", (STEP_33,), 3))))
     assert [(one.operators, one.waits, one.num_bytes, one.samples) for one in only_sampled] == [
         (None, None, None, 3)
@@ -155,7 +155,7 @@ def test_what_was_not_measured_is_none():
         source_lines(None, None)
 
 
-def test_bytes_that_are_not_known_make_no_sum():
+def test_unknown_sizes_give_no_sum():
     unknown = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=None)
     known = site_of(HOST_TENSOR, LOSS, 7, "rows_loss", 5, num_bytes=8)
     [line] = source_lines(sites_of(sites=[unknown, known]), None)
@@ -163,7 +163,7 @@ def test_bytes_that_are_not_known_make_no_sum():
     assert line.host_tensors == 2
 
 
-def test_the_table():
+def test_table_of_source_lines():
     sites = sites_of([line_of(NET, 33, "training_step", 30)])
     stacks = samples_of(("forward", (STEP_35,), 4))
     analysis = analysis_of(steps_of(forward=10), cost=replace(cost_of(), sites=sites), stacks=stacks)
@@ -176,11 +176,11 @@ def test_the_table():
     assert table.notes == ("Paths are relative to /home/me.",)
 
 
-def test_without_either_there_is_no_table():
+def test_no_table_without_samples_and_counts():
     assert tables_of(analysis_of(steps_of(forward=10)), SOURCE_LINES) == []
 
 
-def test_the_table_says_why_it_is_empty():
+def test_empty_table_has_reason():
     [table] = tables_of(analysis_of(steps_of(forward=10), cost=cost_of()), SOURCE_LINES)
     assert table.rows == ()
     assert 'inspect={"sampling": True}' in table.absent_reason
@@ -190,7 +190,7 @@ def test_the_table_says_why_it_is_empty():
 
 
 def slow_step(*stacks, sites=None, forward_ms=16, modules_backward_ms=0):
-    """A step of 20 ms of which the modules take 2, with samples."""
+    """A step of 20 ms with 2 ms in the modules, and its samples."""
     cost = cost_of(("", 10, 2, modules_backward_ms))
     return analysis_of(
         steps_of(forward=forward_ms, backward=20 - forward_ms),
@@ -205,13 +205,13 @@ def finding_of(analysis, kind="slow_forward_outside_model"):
     return found
 
 
-def test_without_samples_it_is_the_function():
+def test_without_samples_finding_points_at_function():
     found = finding_of(slow_step())
     assert found.locations == (Place(file=NET, line=30, function="Net.training_step"),)
 
 
-def test_the_statement_and_the_line_that_it_leads_to():
-    """Time in modules is not what this finding is about: line 33 only calls the layers."""
+def test_finding_points_at_statement_and_line_it_leads_to():
+    """Time in modules isn't this finding's subject: line 33 only calls the layers."""
     analysis = slow_step(
         ("forward", (STEP_33, CALL, LAYER), 20), ("forward", (STEP_35, LOSS_7), 8), ("forward", (STEP_33,), 1)
     )
@@ -220,23 +220,23 @@ def test_the_statement_and_the_line_that_it_leads_to():
     assert (location.inner.file, location.inner.line, location.inner.function) == (LOSS, 7, "rows_loss")
 
 
-def test_a_single_sample_tells_the_statement():
+def test_single_sample_gives_statement():
     [location] = finding_of(slow_step(("forward", (STEP_35,), 1))).locations
     assert (location.line, location.is_exact, location.inner) == (35, True, None)
 
 
-def test_no_sample_of_the_function_leaves_its_def():
+def test_function_without_samples_is_shown_by_its_def():
     [location] = finding_of(slow_step(("other", (LOSS_7,), 9))).locations
     assert (location.line, location.is_exact, location.inner) == (30, False, None)
 
 
-def test_where_only_something_has_to_be_changed_nothing_is_looked_for():
+def test_rules_about_settings_point_at_no_line():
     kinds = ("frozen_layers_computed", "optimizer_not_fused", "conv_bias_before_batchnorm")
     points_at = {rule.kind: rule.points_at for rule in RULES if rule.kind in kinds}
     assert points_at == dict.fromkeys(kinds, PointsAt.CHANGE)
 
 
-def test_samples_that_know_better():
+def test_samples_can_overrule_module_times():
     """The machine was slow after the timed steps: nearly all samples are in the layers."""
     layers = ("forward", (STEP_33, CALL, LAYER), 95)
     assert finding_of(slow_step(layers, ("forward", (STEP_35,), 1))).status is Status.CLEAN
@@ -245,7 +245,7 @@ def test_samples_that_know_better():
     assert finding_of(slow_step(few, ("forward", (STEP_35,), 1))).status is Status.FOUND
 
 
-# What is advised
+# Advice
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_samples_that_know_better():
         ([], [], "Look for loops"),
     ],
 )
-def test_advice_by_what_the_line_runs(lines, sites, advice):
+def test_advice_depends_on_what_line_runs(lines, sites, advice):
     analysis = slow_step(
         ("forward", (STEP_35, LOSS_7), 8), sites=sites_of(lines, sites) if lines or sites else None
     )
@@ -278,8 +278,8 @@ def own_line(took_ms, calls=3, phase="forward", line=35, module=""):
 @pytest.mark.parametrize(
     "stacks", [(), (("forward", (STEP_35,), 90), ("forward", (STEP_33, CALL, LAYER), 10))]
 )
-def test_torch_work_in_the_step_is_no_loop(stacks):
-    """Of 16 ms of Forward 2 are in modules and 13.9 in three sparse products at one line: 0.1 ms is left."""
+def test_torch_work_in_step_is_not_loop(stacks):
+    """2 of 16 ms of Forward are in modules and 13.9 in three sparse matmuls at one line: 0.1 ms is left."""
     sites = sites_of([own_line(13.9), own_line(3, phase="backward")])
     assert finding_of(slow_step(*stacks, sites=sites)).status is Status.CLEAN
     verdict, _ = diagnose(slow_step(*stacks, sites=sites))
@@ -304,12 +304,12 @@ TRANSFORM = autograd("wrapper", "torch._functorch.apis")
         (autograd("Tensor.backward", "torch._tensor"), autograd("backward"), ENGINE),
         (TRANSFORM,),
         (TRANSFORM, LOSS_7, autograd("_autograd_grad", "torch._functorch.eager_transforms"), ENGINE),
-        (autograd("grad"), ENGINE, LOSS_7),  # an autograd function of the user's
+        (autograd("grad"), ENGINE, LOSS_7),  # a user's autograd function
     ],
     ids=["autograd.grad", "backward", "torch.func", "the gradient of torch.func", "own function's"],
 )
-def test_gradients_in_the_step_are_no_slow_code(below):
-    """Of 16 ms of Forward 2 are in modules and 12 in gradients; a line of its own takes the rest."""
+def test_gradients_in_step_are_not_slow_code(below):
+    """2 of 16 ms of Forward are in modules and 12 in gradients; another line takes the rest."""
     stacks = (
         ("forward", (STEP_35, *below), 75),
         ("forward", (STEP_33, CALL, LAYER), 13),
@@ -318,13 +318,13 @@ def test_gradients_in_the_step_are_no_slow_code(below):
     found = finding_of(slow_step(*stacks))
     assert found.status is Status.CLEAN
     assert "Code outside the model takes 2 ms" in found.summary
-    # As much time in its own code is found, and the place is there.
+    # The same time in its own code is found, with its line.
     found = finding_of(slow_step(("forward", (STEP_35, *below), 10), ("forward", (STEP_33,), 90)))
     assert (found.status, found.locations[0].line) == (Status.FOUND, 33)
 
 
-def test_on_a_device_gradients_count_by_samples_outside_modules():
-    """Of 16 ms of the device in Forward the modules' are 2; of samples outside nine of ten are gradients."""
+def test_gradients_on_device_count_by_samples_outside_modules():
+    """2 of the device's 16 ms in Forward are in modules; 9 of 10 samples outside them are in gradients."""
     stacks = (
         ("forward", (STEP_35, autograd("grad"), ENGINE), 45),
         ("forward", (STEP_33,), 5),
@@ -338,8 +338,8 @@ def test_on_a_device_gradients_count_by_samples_outside_modules():
 
 
 @pytest.mark.parametrize("paused", [None, 7], ids=["in nobody's line", "in the loop"])
-def test_a_pause_in_the_inspected_step_is_no_torch_work(paused):
-    """An operator of that step took 97 ms once; samples of all steps know of no such work."""
+def test_pause_in_inspected_step_is_not_torch_work(paused):
+    """One of that step's operators took 97 ms once; samples of all steps show no such work."""
     loop = line_of(LOSS, 7, "rows_loss", 5, calls=400, views=0)
     pause = loop if paused else replace(loop, file=None, line=None, function_line=None, calls=7)
     lines = dict.fromkeys([loop, replace(pause, took_ns=97 * MS)])
@@ -350,8 +350,8 @@ def test_a_pause_in_the_inspected_step_is_no_torch_work(paused):
     assert "(in rows_loss) runs 400 operators" in found.action
 
 
-def test_the_loop_below_a_line_without_samples_or_operators_is_named():
-    """Line 35 calls a function whose five lines take alike, so none of them is the place."""
+def test_loop_below_line_without_samples_or_operators_is_named():
+    """Line 35 calls a function whose five lines take equal time, so none of them is the place."""
     at = [replace(LOSS_7, line=number) for number in range(7, 12)]
     sites = sites_of([line_of(LOSS, one.line, "rows_loss", 5, calls=100 + one.line, views=0) for one in at])
     found = finding_of(slow_step(*(("forward", (STEP_35, one), 8) for one in at), sites=sites))
@@ -359,8 +359,8 @@ def test_the_loop_below_a_line_without_samples_or_operators_is_named():
     assert "Line 11 (in rows_loss) runs 111 operators" in found.action
 
 
-def test_a_loop_s_backward_is_in_its_saving():
-    """14 ms of Forward, and of 4 ms of Backward 300 of 310 operators of equal time: 3.87 ms."""
+def test_backward_of_loop_is_in_its_saving():
+    """14 ms of Forward, plus 300 of 310 equal operators in 4 ms of Backward: 3.87 ms."""
     small = 5 / 1000
     sites = sites_of(
         [
@@ -374,14 +374,14 @@ def test_a_loop_s_backward_is_in_its_saving():
     assert found.saving_ns_per_step == pytest.approx((14 + 4 * 300 / 310) * MS)
     assert found.phases == ("forward", "backward")
     assert "about 3.87 ms of it in backward" in found.summary
-    # No more than what the modules' own backward leaves.
+    # At most the time that the modules' own backward leaves.
     found = finding_of(slow_step(sites=sites, modules_backward_ms=3))
     assert found.saving_ns_per_step == pytest.approx((14 + 1) * MS)
 
 
 @pytest.mark.parametrize(("calls", "status"), [(300, Status.FOUND), (20, Status.CLEAN)])
-def test_a_loop_whose_time_is_mostly_in_backward(calls, status):
-    """1.5 of 20 ms are in Forward, which is too little by itself, and as many operators in Backward."""
+def test_loop_mostly_in_backward_is_found(calls, status):
+    """1.5 of 20 ms are in Forward, too little on their own, and as many operators in Backward."""
     sites = sites_of([own_line(0.5, calls=calls), own_line(4, calls=calls, phase="backward")])
     found = finding_of(slow_step(sites=sites, forward_ms=3.5, modules_backward_ms=12))
     assert found.status is status
@@ -389,8 +389,8 @@ def test_a_loop_whose_time_is_mostly_in_backward(calls, status):
         assert found.saving_ns_per_step == pytest.approx((1.5 + 4.5) * MS)
 
 
-def test_a_loop_in_a_function_is_named_where_no_line_of_it_takes_most():
-    """Line 35 takes the time and runs no operator; samples in what it calls are at lines 7 and 8."""
+def test_loop_in_function_is_named_if_no_line_dominates():
+    """Line 35 takes the time but runs no operator; the samples in its callee are at lines 7 and 8."""
     other = replace(LOSS_7, line=8)
     sites = sites_of([line_of(LOSS, line, "rows_loss", 5, calls=200, views=0) for line in (7, 8)])
     samples = (
@@ -426,7 +426,7 @@ def with_criterion(forward_ms=6, *, parameters=0, flops=0, is_users=True):
     return analysis_of(steps_of(forward=12, backward=8), cost=replace(cost, modules=modules, count=count))
 
 
-def test_a_slow_loss_module_is_found():
+def test_slow_loss_module_is_found():
     found = only(judge(slow_custom_module, with_criterion()))
     assert found.status is Status.FOUND
     assert found.severity is Severity.CRITICAL  # 6 of 20 ms
@@ -434,8 +434,8 @@ def test_a_slow_loss_module_is_found():
     assert found.locations == (Place(file=LOSS, line=5, function="MyLoss.forward", module="criterion"),)
 
 
-def test_a_module_s_long_operators_are_torch_s_work():
-    """Of the criterion's 6 ms 5.9 are in three operators."""
+def test_long_operators_of_module_are_torch_work():
+    """5.9 of the criterion's 6 ms are in three operators."""
     analysis = with_criterion()
     line = replace(line_of(LOSS, 7, "forward", 5, views=0, module="criterion"), took_ns=round(5.9 * MS))
     cost = replace(analysis.cost, sites=sites_of([line]))
@@ -454,8 +454,8 @@ def test_a_module_s_long_operators_are_torch_s_work():
     ],
     ids=["gradients", "gradients, with a child", "another module", "its child", "its own code"],
 )
-def test_a_gradient_penalty_is_no_slow_module(below, child, status):
-    """Of its 6 ms 5.4 are in gradients, or in a critic that it was given: its own are 0.6 of 20."""
+def test_gradient_penalty_is_not_slow_module(below, child, status):
+    """5.4 of its 6 ms are in gradients, or in a critic passed to it: its own are 0.6 of 20."""
     analysis = with_criterion()
     cost = analysis.cost
     if child:
@@ -469,8 +469,8 @@ def test_a_gradient_penalty_is_no_slow_module(below, child, status):
     assert only(judge(slow_custom_module, changed)).status is status
 
 
-def test_module_times_are_scaled_to_the_other_steps():
-    """Forward takes 12 ms; 24 in the steps in which the criterion took 6, so it takes 3 in the others."""
+def test_module_times_are_scaled_to_other_steps():
+    """Forward takes 12 ms, but 24 in the steps where the criterion took 6, so it takes 3 in the others."""
     analysis = with_criterion()
     forward = [24 if step in (7, 8, 9) else 12 for step in range(20)]
     tags = [int(StepTag.INSPECTED) if step in (7, 8, 9) else 0 for step in range(20)]
@@ -480,9 +480,9 @@ def test_module_times_are_scaled_to_the_other_steps():
     assert module_pace(analysis) == 1.0
     assert module_pace(scaled) == 0.5
     assert only(judge(slow_custom_module, scaled)).saving_ns_per_step == 3 * MS
-    # The timing itself may have made these steps longer, so the modules' 10 ms stay 10 of the 12 ms.
+    # The timing itself may have slowed these steps, so the modules' 10 ms stay 10 of the 12 ms.
     assert only(judge(slow_forward_outside_model, scaled)).saving_ns_per_step == 2 * MS
-    # The machine was twice as slow in the others: the modules' 10 ms are 20 of the 24 ms.
+    # The machine was twice as slow in the other steps: the modules' 10 ms are 20 of the 24 ms.
     forward = [12 if step in (7, 8, 9) else 24 for step in range(20)]
     slower = analysis_of(steps_of(forward=forward, backward=8, tags=tags), cost=cost)
     assert module_pace(slower) == 2.0
@@ -498,7 +498,7 @@ def test_other_modules_are_clean(changes):
     assert only(judge(slow_custom_module, with_criterion(**changes))).status is Status.CLEAN
 
 
-def test_without_times_or_counts_nothing_is_said():
+def test_custom_modules_need_times_and_counts():
     finding = only(judge(slow_custom_module, analysis_of(steps_of(forward=10))))
     assert finding.status is Status.NOT_EVALUATED
     finding = only(judge(slow_custom_module, slow_step()))
@@ -509,7 +509,7 @@ def test_without_times_or_counts_nothing_is_said():
 
 
 def with_loop(calls=300, *, samples=40, module="cell", sites=(), module_line=11, parameters=10):
-    """A step of 20 ms; ``samples`` of 100 are at line 13 of the forward of ``cell``, which begins at 11."""
+    """A step of 20 ms; ``samples`` of 100 are at line 13 in the forward of ``cell``, which starts at 11."""
     cost = cost_of(("", 0, 0, 0), ("cell", parameters, 8, 4))
     place = Place(function="Cell.forward", file=NET, line=module_line)
     modules = tuple(replace(one, forward=place) if one.path == "cell" else one for one in cost.modules)
@@ -523,7 +523,7 @@ def analysis_stacks(samples):
     return samples_of(("forward", (STEP_33, CALL, at), samples), ("backward", (STEP_33,), 100 - samples))
 
 
-def test_a_loop_in_a_layer_is_found():
+def test_loop_in_layer_is_found():
     """40 of 100 samples of a step of 20 ms: 8 ms."""
     found = only(judge(slow_line_in_module, with_loop()))
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
@@ -534,8 +534,8 @@ def test_a_loop_in_a_layer_is_found():
     assert "runs 300 operators" in found.summary
 
 
-def test_a_loop_s_backward_counts_too():
-    """All 600 operators of backward are the line's: of 8 ms the 3 that they need at least."""
+def test_backward_of_loop_in_layer_counts_too():
+    """All 600 operators of backward belong to the line: at least 3 of its 8 ms."""
     analysis = with_loop()
     sites = analysis.cost.sites
     backward = line_of(NET, 13, "forward", 11, "backward", calls=600, views=0, module="cell")
@@ -548,15 +548,15 @@ def test_a_loop_s_backward_counts_too():
     assert "at least 3 ms of it in backward" in found.summary
 
 
-def test_a_tensor_made_in_a_layer_is_found():
+def test_tensor_created_in_layer_is_found():
     site = site_of(HOST_TENSOR, NET, 13, "forward", 11)
     found = only(judge(slow_line_in_module, with_loop(3, sites=[replace(site, module="cell")])))
     assert found.status is Status.FOUND
     assert "register_buffer" in found.action
 
 
-def test_a_loop_that_also_calls_layers_is_found():
-    """Of 320 operators at the line 160 are its own: half, and more than 64."""
+def test_loop_that_also_calls_layers_is_found():
+    """160 of the line's 320 operators are its own: half, and more than 64."""
     analysis = with_loop(160)
     sites = analysis.cost.sites
     of_layer = line_of(NET, 13, "forward", 11, calls=160, views=0, module="cell.linear")
@@ -564,15 +564,15 @@ def test_a_loop_that_also_calls_layers_is_found():
     stacks = analysis.hot_lines.samples
     found = only(judge(slow_line_in_module, analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
     assert (found.status, found.locations[0].module) == (Status.FOUND, "cell")
-    # A residual stack: 100 additions of its own among 3,000 operators of the layers that it calls.
+    # A residual stack: 100 additions of its own among 3,000 operators of the layers it calls.
     of_layers = replace(of_layer, calls=3000)
     cost = replace(analysis.cost, sites=replace(sites, lines=(replace(sites.lines[0], calls=100), of_layers)))
     clean = only(judge(slow_line_in_module, analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
     assert clean.status is Status.CLEAN
 
 
-def test_a_loop_in_a_function_that_a_forward_calls_is_found():
-    """The forward begins at line 90; the line is in a function that begins at line 11."""
+def test_loop_in_function_called_by_forward_is_found():
+    """The forward starts at line 90; the line is in a function that starts at line 11."""
     found = only(judge(slow_line_in_module, with_loop(module_line=90)))
     assert (found.status, found.locations[0].line, found.locations[0].module) == (Status.FOUND, 13, "cell")
 
@@ -587,7 +587,7 @@ def test_other_lines_in_layers_are_clean(changes):
 
 
 def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_line=None, forward=12):
-    """A cell whose child is called so many times at line 13 of its forward; ``by_hand``: lines of its own."""
+    """A cell that calls its child this often at line 13 of its forward; ``by_hand``: its own lines."""
     cost = cost_of((path, 10, 2, 2), (f"{path}.gate" if path else "gate", 10, 8, 4))
     cost = cost if not path else replace(cost, modules=(cost_of(("", 0, 0, 0)).modules[0], *cost.modules))
     owner, child = cost.times.times
@@ -612,8 +612,8 @@ def stepped(calls=100, *, per_call=8, samples=40, by_hand=(), path="cell", step_
     return only(judge(slow_line_in_module, analysis))
 
 
-def test_a_cell_that_is_stepped_by_hand_is_found():
-    """100 calls of 8 operators: 8 of 20 ms, 10 us each."""
+def test_cell_stepped_by_hand_is_found():
+    """100 calls of 8 operators: 8 of 20 ms, 10 µs each."""
     found = stepped()
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
     assert "Line 13 of Cell.forward in cell runs 800 operators per step" in found.summary
@@ -621,14 +621,14 @@ def test_a_cell_that_is_stepped_by_hand_is_found():
     assert [(one.line, one.module) for one in found.locations] == [(13, "cell")]
 
 
-def test_also_in_the_models_own_forward_and_in_the_step():
+def test_repeated_calls_are_found_in_model_forward_and_step():
     assert "in the model runs 800" in stepped(path="").summary
     in_step = stepped(step_line=40)
     assert (in_step.status, in_step.locations[0].line) == (Status.FOUND, 13)
 
 
 def test_lines_of_one_loop_count_together():
-    """Three lines with 40 operators each: none of them is enough alone."""
+    """Three lines with 40 operators each; one alone wouldn't be enough."""
     found = stepped(0, samples=16, by_hand=((14, 40), (15, 40), (16, 40)))
     assert found.status is Status.FOUND
     assert "Lines 14, 15 and 16 of Cell.forward in cell run 120 operators" in found.summary
@@ -649,15 +649,15 @@ def test_other_repeated_calls_are_clean(changes):
     assert stepped(**changes).status is Status.CLEAN
 
 
-def test_without_samples_or_sites_nothing_is_said_of_lines():
+def test_lines_need_samples_and_counts():
     unsampled = analysis_of(steps_of(forward=10), cost=cost_of(("", 10, 2, 2)))
     assert only(judge(slow_line_in_module, unsampled)).status is Status.NOT_EVALUATED
     unseen = slow_step(("forward", (STEP_33,), 50))
     assert only(judge(slow_line_in_module, unseen)).status is Status.NOT_EVALUATED
 
 
-def test_without_samples_the_line_with_most_operators_is_named():
-    """The line of the loss runs 200 operators; one in the data set more, but not in the forward."""
+def test_without_samples_line_with_most_operators_is_named():
+    """The loss line runs 200 operators; a line in the dataset runs more, but not in forward."""
     sites = sites_of(
         [
             line_of(LOSS, 7, "rows_loss", 5, calls=300, views=100),
@@ -669,8 +669,8 @@ def test_without_samples_the_line_with_most_operators_is_named():
     assert "Line 7 (in rows_loss) runs 200 operators" in action
 
 
-def test_a_function_belongs_to_the_module_that_runs_it_and_not_to_those_it_calls():
-    """As one that steps recurrent cells: its first line by samples is in the cells alone."""
+def test_function_belongs_to_module_that_runs_it():
+    """For example, one that steps recurrent cells: its top line by samples is only in the cells."""
     cost = cost_of(("", 0, 0, 0), ("enc", 10, 2, 2), ("enc.cell", 10, 2, 2), ("head", 10, 2, 2))
     in_cells, own, of_the_step = (
         line_of(NET, number, "run", 7, calls=300, views=0, module=module)

@@ -1,4 +1,4 @@
-"""What a step costs, by hand: which steps count where, and how time is spread."""
+"""Step costs by hand: which steps count where, and how time is distributed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.facts import why_not
 FIRST, CHECK, OURS = StepTag.FIRST_OF_EPOCH, StepTag.VALIDATION, StepTag.INSPECTED
 
 
-def test_steady_steps_hold_validations_and_epochs_but_nothing_of_ours():
-    """Of 6 steps one is inspected; of the 5 others one starts an epoch and one validates."""
+def test_steady_steps_include_validations_and_epoch_starts():
+    """One of 6 steps is inspected; of the other 5, one starts an epoch and one validates."""
     costs = step_costs(steps_of(6, tags=[OURS, 0, FIRST, CHECK, 0, 0], forward=[90, 1, 2, 3, 4, 8]), {})
     assert (costs.steady.num_steps, costs.inner.num_steps) == (5, 3)
     assert costs.steady.phases_ns["forward"] == pytest.approx((1 + 2 + 3 + 4 + 8) / 5 * MS)
@@ -34,29 +34,29 @@ def test_steady_steps_hold_validations_and_epochs_but_nothing_of_ours():
         StepTag.INSPECTED,
     ],
 )
-def test_steps_that_are_not_steady(tag):
+def test_unsteady_steps(tag):
     assert why_not(step_costs, steps_of(3, tags=[tag] * 3, forward=1), {})
 
 
-def test_no_step_at_all():
+def test_no_steps_give_no_costs():
     assert why_not(step_costs, StepTimings.empty(), {})
 
 
-def test_where_every_step_is_special_the_steady_ones_are_typical():
+def test_steady_steps_are_typical_if_all_are_special():
     costs = step_costs(steps_of(4, tags=[CHECK] * 4, forward=1, validation=5), {})
     assert costs.inner is None
     assert costs.typical is costs.steady
     assert costs.steady.share("validation") == pytest.approx(5 / 6)
 
 
-def test_the_profiler_s_own_phase_is_no_part_of_a_step():
+def test_profiler_phase_is_not_part_of_step():
     costs = step_costs(steps_of(4, forward=5, profiler=5), {})
     assert costs.steady.wall_ns == costs.loop.wall_ns == 5 * MS
     assert "profiler" not in costs.steady.phases_ns
 
 
-def test_the_loop_s_step():
-    """4 steps, one inspected: its 30 ms of forward do not count, its 8 ms of validation and 12 after do."""
+def test_mean_step_of_loop():
+    """One of 4 steps is inspected: its 30 ms of forward don't count, 8 ms of validation and 12 after do."""
     steps = steps_of(4, tags=[OURS, 0, 0, 0], forward=[30, 2, 2, 2], validation=[8, 0, 0, 0])
     loop = step_costs(steps, {"validation": 12 * MS, "profiler": 100 * MS, "forward": 4 * MS}).loop
     assert loop.phases_ns["validation"] == (8 + 12) / 4 * MS
@@ -65,8 +65,8 @@ def test_the_loop_s_step():
     assert loop.share("validation") == pytest.approx(5 / 8)
 
 
-def test_boundaries_of_epochs():
-    """Epochs begin at steps 0, 2 and 4; that of step 2 is inspected. The usual wait is 1 ms."""
+def test_epoch_boundaries():
+    """Epochs start at steps 0, 2 and 4; step 2 is inspected. The usual wait is 1 ms."""
     steps = steps_of(
         6,
         tags=[FIRST, 0, FIRST | OURS, 0, FIRST, 0],
@@ -78,7 +78,7 @@ def test_boundaries_of_epochs():
     assert (bounds.init_ns, bounds.extra_wait_ns) == (20 * MS, 6 * MS)
 
 
-def test_what_was_not_measured_is_none():
+def test_unmeasured_phase_is_none():
     costs = step_costs(steps_of(4, forward=5, dataloader=None), {})
     assert costs.steady.phases_ns["dataloader"] is None
     assert costs.steady.share("dataloader") is None
@@ -88,7 +88,7 @@ def test_what_was_not_measured_is_none():
     assert costs.loop.phases_ns["dataloader"] is None
 
 
-def test_the_exposed_wait_is_the_shorter_of_both_clocks():
+def test_exposed_wait_is_shorter_of_both_clocks():
     steps = steps_of(4, dataloader=5, device_ms={"dataloader": 2})
     assert step_costs(steps, {}).steady.exposed_wait_ns == 2 * MS
     steps = steps_of(4, dataloader=5, device_ms={"dataloader": 9})
@@ -96,8 +96,8 @@ def test_the_exposed_wait_is_the_shorter_of_both_clocks():
 
 
 def test_standard_errors_of_four_steps():
-    """Values 1, 1, 1, 5 ms. Batches of 2: deviations of their means from 2 ms are -1, -1, 1; by the formula
-    of overlapping batch means 4 * 2 / ((4 - 2) * 3) * (1 + 1 + 1) = 4, over 4 steps: 1 ms."""
+    """Values 1, 1, 1, 5 ms. Batches of 2: their means deviate from 2 ms by -1, -1, 1; the formula for
+    overlapping batch means gives 4 * 2 / ((4 - 2) * 3) * (1 + 1 + 1) = 4, over 4 steps: 1 ms."""
     costs = step_costs(steps_of(4, forward=[1, 1, 1, 5]), {})
     assert costs.steady.errors_ns["forward"] == pytest.approx(1 * MS)
     assert step_costs(steps_of(1, forward=5), {}).steady.errors_ns == {}

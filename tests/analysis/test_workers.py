@@ -1,4 +1,4 @@
-"""What follows from the records of workers that were made by hand, whose truth is known."""
+"""Facts derived from hand-made worker records with known answers."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def facts_of(record, waits_ms, rest_ms, *, cpus=2, cpu=None, init_ms=0, **phases
     return found[0]
 
 
-def test_one_worker_that_waits_is_too_few():
-    """12 ms a batch, 4 ms of training: three workers are enough."""
+def test_one_busy_worker_is_too_few():
+    """12 ms per batch, 4 ms of training: three workers are enough."""
     record, waits_ms = loader([12] * 100, 1, rest_ms=4)
     facts = facts_of(record, waits_ms, 4)
     assert facts.wait_ns == pytest.approx(8 * MS)
     assert facts.why is Cause.TOO_FEW_WORKERS
-    left_ns = facts.queue.handover_ns  # which no number of workers saves
+    left_ns = facts.queue.handover_ns  # no number of workers saves this
     assert facts.cause.saving_ns == pytest.approx(8 * MS - left_ns)
     assert facts.cause.share == pytest.approx((8 * MS - left_ns) / (12 * MS))
     assert facts.queue.advised.workers == 3
@@ -81,7 +81,7 @@ def test_one_worker_that_waits_is_too_few():
     assert not facts.is_computing
 
 
-def test_where_no_number_helps_it_waits_or_computes():
+def test_batches_wait_or_compute_if_no_worker_count_helps():
     record, waits_ms = loader([40] * 100, 8, rest_ms=1)
     facts = facts_of(record, waits_ms, 1)
     assert not facts.queue.helps
@@ -92,27 +92,27 @@ def test_where_no_number_helps_it_waits_or_computes():
     assert facts.why is Cause.COMPUTES
     assert facts.is_computing
     assert facts.computing == 1
-    assert facts.queue.needed_factor == pytest.approx(20, rel=0.15)  # of the measured step
+    assert facts.queue.needed_factor == pytest.approx(20, rel=0.15)  # relative to the measured step
 
 
-def test_a_training_that_hardly_waits_has_no_cause():
+def test_training_that_hardly_waits_has_no_cause():
     record, _ = loader([2] * 100, 2, rest_ms=20)
     facts = facts_of(record, 0.3, 20)
     assert (facts.why, facts.cause) == (Cause.NONE, None)
 
 
-def test_collate_that_takes_most_of_it_is_named():
+def test_dominant_collate_is_named():
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, collate_share=0.75)
     facts = facts_of(record, waits_ms, 1)
     assert facts.collate == 0.75
     assert facts.why is Cause.COLLATE
     assert facts.cause.share == 0.75
-    # Of a step of 5 ms, 4 wait; batches of 10 ms would make it 1.25.
+    # A step waits for 4 of its 5 ms; batches of 10 ms would make it 1.25 ms.
     assert facts.cause.saving_ns == pytest.approx(0.75 * facts.step_ns)
 
 
-def test_workers_that_wait_for_a_cpu_are_slow_whatever_their_samples_are():
-    """One batch in twenty takes 110 ms for 10: a third of the time, unless workers had no CPU for it."""
+def test_cpu_wait_is_not_blamed_on_samples():
+    """One batch in twenty takes 110 ms instead of 10: a third of the time, unless workers lacked CPU then."""
     for no_cpu_ms, why in ((0, Cause.SLOW_SAMPLES), (130, Cause.WAITS)):  # of 375 ms in each worker
         record, waits_ms = loader(([10] * 19 + [110]) * 10, 8, rest_ms=1, cpu_wait_ns=no_cpu_ms * MS)
         facts = facts_of(record, waits_ms, 1)
@@ -135,7 +135,7 @@ def test_slow_batches_are_counted():
     assert slow.share == pytest.approx(100 / 300)
 
 
-def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
+def test_thread_count_separates_pickling_from_threads():
     busy = {"other_cpu_ns": 300 * MS}
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=4, **busy)  # 500 ms of batches in each worker
     facts = facts_of(record, waits_ms, 1)
@@ -143,7 +143,7 @@ def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
     assert facts.why is Cause.PICKLING
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=11, **busy)
     assert facts_of(record, waits_ms, 1).why is Cause.THREADS
-    roomy = facts_of(record, waits_ms, 1, cpus=72)  # each thread has a CPU, and more workers have, too
+    roomy = facts_of(record, waits_ms, 1, cpus=72)  # enough CPUs for each thread and for more workers
     assert roomy.why is Cause.TOO_FEW_WORKERS
     assert {one.why for one in roomy.causes} >= {Cause.TOO_FEW_WORKERS, Cause.PICKLING}
     record, waits_ms = loader([40] * 100, 8, rest_ms=1, threads=11, other_cpu_ns=50 * MS)
@@ -152,15 +152,15 @@ def test_pickling_and_threads_are_told_apart_by_the_number_of_threads():
     assert facts_of(record, waits_ms, 1).other_cpu is None
 
 
-def test_the_start_of_each_epoch_may_be_all():
+def test_epoch_start_may_be_only_cause():
     record, _ = loader([2] * 100, 2, rest_ms=20)
     facts = facts_of(record, 0.1, 20, init_ms=300)
     assert facts.why is Cause.START_UP
-    assert facts.start_up_ns == pytest.approx(3 * 300 * MS / 40)  # the run's first epoch is not among them
+    assert facts.start_up_ns == pytest.approx(3 * 300 * MS / 40)  # without the run's first epoch
     assert facts.cause.share == pytest.approx(22.5 / (22.5 + 20.1))
 
 
-def test_shares_of_workers_and_calls():
+def test_shares_for_workers_and_calls():
     record, waits_ms = loader([10] * 100, 2, rest_ms=1, wait_ns=500 * MS, collate_share=0.5)
     inner = CallTimes(
         name="Blur", kind="transform", depth=1, total_ns=400 * MS, error_ns=8 * MS, cpu_ns=100 * MS
@@ -177,8 +177,8 @@ def test_shares_of_workers_and_calls():
     assert facts.waiting == 0.5
 
 
-def test_what_others_use_of_the_cpus_is_taken_off():
-    """Two of four CPUs are taken, so four workers that compute are no faster than two."""
+def test_cpus_used_by_others_are_subtracted():
+    """Two of four CPUs are taken, so four computing workers are no faster than two."""
     record, waits_ms = loader([10] * 100, 1, cpu_share=1.0, rest_ms=1)
     use = CpuUse(
         num_steps=10,
@@ -203,8 +203,8 @@ def test_what_others_use_of_the_cpus_is_taken_off():
     assert steps[4, 2] == pytest.approx(5, rel=0.01)
 
 
-def test_where_others_take_all_cpus_a_share_is_left():
-    """One of two CPUs, as others would have the other; with eight processes of this training an eighth."""
+def test_share_of_cpus_is_left_if_others_take_all():
+    """One of two CPUs, as others would get the other; with eight processes in this training, an eighth."""
     record, waits_ms = loader([10] * 100, 1, cpu_share=0.1, rest_ms=1)
     use = CpuUse(
         num_steps=10,
@@ -226,7 +226,7 @@ def test_where_others_take_all_cpus_a_share_is_left():
         assert facts.queue.cpus == expected
 
 
-def test_runs_without_workers_say_why():
+def test_reason_without_workers():
     assert analysis_of(steps_of()).get(measured_workers) is None
     assert analysis_of(steps_of(), workers=()).get(measured_workers) is None
     record = LoaderWorkers(num_workers=2, prefetch_factor=2, notes=("Workers ran already.",))
@@ -239,7 +239,7 @@ def test_runs_without_workers_say_why():
 
 
 def ready(*rows):
-    """Batches (index, worker, when ready), as they are recorded."""
+    """Batches (index, worker, time when ready), as recorded."""
     rows = sorted(rows, key=lambda one: one[2])
     zeros = (0,) * len(rows)
     return WorkerBatches(
@@ -253,10 +253,10 @@ def ready(*rows):
     )
 
 
-def test_one_slow_batch_holds_back_those_that_are_ready():
+def test_slow_batch_holds_back_ready_batches():
     batches = ready((0, 0, 100), *((index, index % 4, 10 * index) for index in range(1, 8)))
     assert _late(batches, 8) == ({0: 1}, {0: 7})
-    # A second epoch, in which worker 1 is late twice; batches of an unknown number are left out.
+    # A second epoch, in which worker 1 is late twice; batches with unknown numbers are ignored.
     second = [(0, 0, 210), (1, 1, 250), (2, 0, 220), (3, 1, 255), (4, 0, 230), (-1, 0, 231)]
     rows = zip(batches.index, batches.worker, batches.ready_ns, strict=True)
     assert _late(ready(*rows, *second), 8) == ({0: 1, 1: 2}, {0: 7, 1: 2})
@@ -264,7 +264,7 @@ def test_one_slow_batch_holds_back_those_that_are_ready():
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=60), st.integers(1, 4), st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
-def test_held_back_batches_are_those_before_which_another_is_ready_later(service_ns, workers, factor):
+def test_batch_is_held_back_if_earlier_one_is_ready_later(service_ns, workers, factor):
     rows, free, got = [], [0] * workers, []
     for index, service in enumerate(service_ns):
         handed = got[index - workers * factor] if index >= workers * factor else 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares what the program says about stored runs and traces with stored values.
+"""Compares reports of stored runs and traces with stored values.
 
     python tests/oracle/oracle.py check  [--only NAME] [--show 40]
     python tests/oracle/oracle.py freeze [--only NAME]
@@ -11,7 +11,7 @@ Inputs are the runs in ``inputs/`` (a packed run.json, some with traces) and ``t
 difference. Numbers agree within a relative error of 1e-9. Sentences aren't compared. ``freeze`` replaces
 the stored values.
 
-Enter a key that moves on purpose in ``RENAMED`` and a table that goes in ``DROPPED``, with the reason.
+Add intentional renames to ``RENAMED`` and removed tables to ``DROPPED``, with the reason.
 If the schema of report.json changes, convert the new one to the old places in ``adapted``.
 """
 
@@ -42,12 +42,12 @@ CAUSES_OF_WHAT_IF = {
     "All communication": "Communication",
 }
 RENAMED: dict[str, str] = {
-    # What if has operators and kernels; Critical path has the same of each cause.
+    # What if covers operators and kernels; Critical path has the same figures per cause.
     **{
         f"/tables/what_if/rows/{old}/": f"/tables/critical_path/rows/{new}/"
         for old, new in CAUSES_OF_WHAT_IF.items()
     },
-    # One name for a cause in all tables.
+    # Causes have the same name in all tables.
     "/tables/idle/rows/Dataloader/": "/tables/idle/rows/Data loading/",
 }
 """Old prefix of places → new prefix."""
@@ -64,7 +64,7 @@ DROPPED: dict[str, str] = {
         for name in ("Idle", "Idle without the first step", "Dataloader", "Communication", "Other")
     },
 }
-"""Prefix of places that were removed on purpose → the reason."""
+"""Prefix of places removed on purpose → the reason."""
 TEXT = (
     *("summary", "action", "title", "notes", "label", "note", "absent_reason", "settings", "errors"),
     *("reason", "columns", "group", "unit", "change"),
@@ -75,7 +75,7 @@ NAMES = ("kind", "phase", "name", "part", "operator", "path", "batch", "label", 
 
 
 def adapted(report: dict[str, Any]) -> dict[str, Any]:
-    """A report of any schema in the places of schema 1."""
+    """A report of any schema, converted to the places of schema 1."""
     if report["schema_version"] == 1:
         return report
     summary, verdict = report["summary"], report["verdict"]
@@ -186,7 +186,7 @@ def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def facts(value: object, place: str = "") -> dict[str, object]:
-    """Leaves of a report by place; rows and findings by name, not by index."""
+    """A report's leaves by place; rows and findings by name instead of index."""
     found: dict[str, object] = {}
     if isinstance(value, dict):
         for key, one in value.items():

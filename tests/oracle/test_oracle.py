@@ -1,4 +1,4 @@
-"""Reports of stored runs and traces have the stored values, see ``oracle.py``."""
+"""Reports of stored runs and traces still have the stored values (see ``oracle.py``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INPUTS = inputs()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", INPUTS, ids=lambda source: source.name.partition(".")[0])
-def test_a_report_has_the_stored_values(source):
+def test_report_has_stored_values(source):
     expected = expected_facts(source)
     assert len(expected) > 500
     lines = differences(expected, current_facts(source))
@@ -21,7 +21,7 @@ def test_a_report_has_the_stored_values(source):
     )
 
 
-def test_each_input_has_stored_values_and_no_others_lie_around():
+def test_every_input_has_stored_values_and_no_file_is_extra():
     assert len(INPUTS) == 34
     assert sorted(map(expected_file, INPUTS)) == sorted((oracle.HERE / "expected").iterdir())
 
@@ -48,7 +48,7 @@ STORED = {
 }
 
 
-def test_leaves_by_place():
+def test_leaves_are_keyed_by_place():
     assert facts(REPORT) == STORED
     assert differences(STORED, facts(REPORT)) == []
 
@@ -69,13 +69,13 @@ def test_each_difference_is_found(place, value, line):
     assert differences(STORED, STORED | {place: value}) == [line]
 
 
-def test_a_missing_value_is_found_and_rounding_is_none():
+def test_missing_value_is_found_and_rounding_is_ignored():
     less = {place: value for place, value in STORED.items() if place != "/rows/b/ns"}
     assert differences(STORED, less) == ["gone       /rows/b/ns = None"]
     assert differences(STORED, STORED | {"/verdict/share": 0.25 * (1 + 1e-10), "/rows/a/ns": 10.0}) == []
 
 
-def test_renamed_and_dropped_places(monkeypatch):
+def test_renamed_and_dropped_places_do_not_differ(monkeypatch):
     now = {place.replace("/rows", "/lines"): value for place, value in STORED.items() if "flags" not in place}
     assert len(differences(STORED, now)) == 14
     monkeypatch.setattr(oracle, "RENAMED", {"/rows": "/lines"})

@@ -1,4 +1,4 @@
-"""A saved run is the run that was measured, anything else is refused, and a crash loses little."""
+"""Saving and loading runs: round trips, invalid files, and crashes during training or a save."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def step_timings(draw):
         return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), np.int64)
 
     def matrix(unused):
-        # Most phases are the same in every step, and not saved then.
+        # Most phases are the same in every step and aren't saved then.
         columns = [column() if draw(st.booleans()) else np.full(n, unused) for _ in PHASES]
         return np.stack(columns, axis=1).astype(np.int64).reshape(n, len(PHASES))
 
@@ -147,20 +147,20 @@ def folder(tmp_path_factory):
 def test_round_trip(folder, run):
     save_run(run, folder / RUN_FILE)
     assert_same_run(run, load_run(folder / RUN_FILE))
-    assert_same_run(run, load_run(str(folder)))  # the folder will do
+    assert_same_run(run, load_run(str(folder)))  # a folder works too
 
 
-def test_round_trip_of_a_real_fit(tmp_path):
+def test_round_trip_of_real_fit(tmp_path):
     callback = run_fit(tmp_path, active=2, repeat=2)
     assert_same_run(callback.run, load_run(tmp_path / "modelprof"))
 
 
-# What is no saved run
+# Invalid saved runs
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """A real run as the decoded JSON that a test may spoil, and how to write it back."""
+    """A real run as decoded JSON for a test to corrupt, and a function that writes it back."""
     run_fit(tmp_path, active=2)
     path = tmp_path / "modelprof" / RUN_FILE
     return json.loads(path.read_text()), lambda content: path.write_text(json.dumps(content)) and path
@@ -171,7 +171,7 @@ def steps_of_file(content):
 
 
 def as_version_2(content):
-    """Names as they were: the function of a place, and the Python module of a stack frame."""
+    """Old field names: a place's function and a stack frame's Python module."""
     if isinstance(content, list):
         return [as_version_2(one) for one in content]
     if not isinstance(content, dict):
@@ -182,7 +182,7 @@ def as_version_2(content):
     return {names.get(key, key): as_version_2(value) for key, value in content.items()}
 
 
-def test_places_and_stack_frames_of_version_2_are_read(saved):
+def test_reads_places_and_stack_frames_of_version_2(saved):
     content, write = saved
     hook = Place(function="Net.training_step", file="/home/me/net.py", line=30, is_library=True)
     frame = StackFrame(
@@ -201,7 +201,7 @@ def test_places_and_stack_frames_of_version_2_are_read(saved):
     assert (read.setup.module_hooks, read.stacks.frames) == ({"training_step": hook}, (frame,))
 
 
-def test_newer_version_is_refused(saved):
+def test_newer_version_is_rejected(saved):
     content, write = saved
     content["schema_version"] = RUN_SCHEMA_VERSION + 1
     content["ranks"] = "of another shape than today"
@@ -236,7 +236,7 @@ SPOIL = {
 
 
 @pytest.mark.parametrize("spoil", SPOIL.values(), ids=SPOIL)
-def test_wrong_content_is_refused(saved, spoil):
+def test_wrong_content_is_rejected(saved, spoil):
     content, write = saved
     spoil(content)
     path = write(content)
@@ -249,13 +249,13 @@ def test_wrong_content_is_refused(saved, spoil):
     "raw",
     [b"", b"  ", b"hello", b"[]", b"null", b"{}", b"\x00\xff" * 50, b"\x1f\x8b\x08\x00", b"[" * 100_000],
 )
-def test_garbage_is_refused(tmp_path, raw):
+def test_garbage_is_rejected(tmp_path, raw):
     (tmp_path / RUN_FILE).write_bytes(raw)
     with pytest.raises(ArchiveError, match="isn't a saved run"):
         load_run(tmp_path)
 
 
-def test_runs_below_what_was_asked_for_are_named_the_newest_first(tmp_path):
+def test_error_lists_runs_below_folder_newest_first(tmp_path):
     for number in range(12):
         file = tmp_path / "logs" / f"version_{number}" / "modelprof" / RUN_FILE
         file.parent.mkdir(parents=True)
@@ -268,12 +268,12 @@ def test_runs_below_what_was_asked_for_are_named_the_newest_first(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["nothing.json", "."])
-def test_missing_file_is_refused(tmp_path, name):
+def test_missing_file_is_rejected(tmp_path, name):
     with pytest.raises(ArchiveError, match=r"Give the directory that contains run\.json"):
         load_run(tmp_path / name)
 
 
-def test_every_truncation_is_refused(saved):
+def test_every_truncation_is_rejected(saved):
     content, write = saved
     path = write(content)
     raw = path.read_bytes()
@@ -285,7 +285,7 @@ def test_every_truncation_is_refused(saved):
 
 
 @given(st.data())
-def test_damaged_bytes_never_raise_anything_else(folder, data):
+def test_damaged_bytes_raise_only_archive_errors(folder, data):
     save_run(a_run(all_ranks=None), folder / "damaged.json")
     raw = bytearray((folder / "damaged.json").read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
@@ -298,7 +298,7 @@ def test_damaged_bytes_never_raise_anything_else(folder, data):
 # Writing
 
 
-def test_writing_replaces_and_makes_folders(tmp_path):
+def test_writing_replaces_file_and_creates_folders(tmp_path):
     path = tmp_path / "new" / "folder" / "file"
     write_atomically(path, b"one")
     write_atomically(path, b"two")
@@ -307,7 +307,7 @@ def test_writing_replaces_and_makes_folders(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="there are no such permissions")
-def test_files_are_as_readable_as_any_other(tmp_path):
+def test_written_files_have_usual_permissions(tmp_path):
     (tmp_path / "plain").write_bytes(b"")
     write_atomically(tmp_path / "ours", b"")
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -315,7 +315,7 @@ def test_files_are_as_readable_as_any_other(tmp_path):
 
 
 class FullDisk:
-    """A file that takes half of what is written to it."""
+    """A file that takes only half of each write, then fails."""
 
     def __init__(self, file):
         self._file = file
@@ -351,9 +351,7 @@ open_file = Path.open
         pytest.param(Path, "replace", fail_to_rename, KeyboardInterrupt, id="interrupted before the rename"),
     ],
 )
-def test_a_failure_leaves_the_old_file_and_nothing_else(
-    tmp_path, monkeypatch, target, name, replacement, error
-):
+def test_failure_leaves_only_old_file(tmp_path, monkeypatch, target, name, replacement, error):
     path = tmp_path / "file"
     write_atomically(path, b"old and complete")
     with monkeypatch.context() as patched:
@@ -364,7 +362,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-# What an end by force leaves behind
+# Killed runs
 
 FIT = """
 import os, signal, sys, time
@@ -384,7 +382,7 @@ run_fit(Path("."), module=Net(at_batch), steps=(3, 5), terminal=True)
 """
 
 
-def test_a_kill_leaves_what_was_measured_until_the_last_save(tmp_path):
+def test_kill_keeps_data_up_to_last_save(tmp_path):
     result = run_script(FIT, "SIGKILL", cwd=tmp_path)
     assert result.returncode == -signal.SIGKILL, result.stderr[-3000:]
     run = load_run(tmp_path / "modelprof")
@@ -393,7 +391,7 @@ def test_a_kill_leaves_what_was_measured_until_the_last_save(tmp_path):
     assert record.steps.step.tolist() == list(range(23))  # killed in step 23
     assert record.windows[0].status is WindowStatus.COMPLETE
     packed = tmp_path / "modelprof" / record.windows[0].trace_file
-    deadline = time.monotonic() + 60  # the process that packs traces ends by itself
+    deadline = time.monotonic() + 60  # the process that packs traces ends on its own
     while not packed.exists() or packed.with_suffix("").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -401,7 +399,7 @@ def test_a_kill_leaves_what_was_measured_until_the_last_save(tmp_path):
     assert not [path for path in tmp_path.rglob(".*") if path.is_file()]
 
 
-def test_ctrl_c_leaves_a_report(tmp_path):
+def test_ctrl_c_leaves_report(tmp_path):
     result = run_script(FIT, "SIGINT", cwd=tmp_path)
     assert result.returncode != 0
     run = load_run(tmp_path / "modelprof")

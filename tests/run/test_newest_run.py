@@ -1,4 +1,4 @@
-"""Which of a logger's runs is meant by its folder: the newest by what the archives say, and it is told."""
+"""Which run a logger's folder refers to: the newest by archive time, with a note that says so."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def saved(tmp_path_factory):
 
 
 def make_run(saved, folder, created):
-    """A copy of the saved run that began at another time; ``None`` says no time, "empty" nothing at all."""
+    """A copy of the saved run with another start time; ``None`` removes the time, "empty" all content."""
     shutil.copytree(saved, folder)
     run = json.loads((folder / "run.json").read_text())
     if created is None:
@@ -33,7 +33,7 @@ def make_run(saved, folder, created):
 
 
 EARLY = "2026-03-01T10:00:00.000000+01:00"
-MIDDLE = "2026-03-01T09:30:00.000000+00:00"  # later, though it reads earlier
+MIDDLE = "2026-03-01T09:30:00.000000+00:00"  # later, though the text sorts earlier
 LATE = "2026-03-01T03:00:00.000000-08:00"
 
 
@@ -50,13 +50,13 @@ LATE = "2026-03-01T03:00:00.000000-08:00"
         ({"modelprof": EARLY, "modelprof_old": LATE, "modelprof_1_2": LATE}, "modelprof"),
     ],
 )
-def test_the_newest_is_meant(saved, tmp_path, runs, newest):
+def test_newest_run_is_chosen(saved, tmp_path, runs, newest):
     for name, created in runs.items():
         make_run(saved, tmp_path / name, created)
     assert find_run(tmp_path) == tmp_path / newest / "run.json"
 
 
-def test_a_run_itself_is_that_run(saved, tmp_path):
+def test_run_folder_refers_to_itself(saved, tmp_path):
     make_run(saved, tmp_path / "run", EARLY)
     make_run(saved, tmp_path / "run" / "modelprof", LATE)
     make_run(saved, tmp_path / "run" / "modelprof_1", LATE)
@@ -64,7 +64,7 @@ def test_a_run_itself_is_that_run(saved, tmp_path):
     assert choice_note(tmp_path / "run") == ""
 
 
-def test_every_command_takes_the_newest_and_says_so(saved, tmp_path, capsys):
+def test_every_command_reports_newest_run_and_notes_it(saved, tmp_path, capsys):
     logger, other = tmp_path / "version_0", tmp_path / "other"
     for name, created in (("modelprof", MIDDLE), ("modelprof_1", LATE), ("modelprof_2", EARLY)):
         make_run(saved, logger / name, created)
@@ -82,7 +82,7 @@ def test_every_command_takes_the_newest_and_says_so(saved, tmp_path, capsys):
     assert "the newest of" not in capsys.readouterr().out
 
 
-def test_nobody_is_told_to_install_from_an_index():
+def test_install_instructions_use_clone_not_index():
     """No index has a package of this name."""
     places = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "configs").glob("*")]
     places += [*(ROOT / "examples").rglob("*.*"), *(ROOT / "lightning_modelprof").rglob("*.py")]

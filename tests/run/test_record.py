@@ -1,4 +1,4 @@
-"""Records are dataclasses to whoever asks, and cost as much as a class when nobody does."""
+"""Records act as dataclasses on demand, and otherwise cost no more than a class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OUTER = Finding(
 )
 
 
-def test_a_record_is_a_dataclass_to_whoever_asks():
+def test_record_acts_as_dataclass():
     assert is_dataclass(OUTER)
     assert [field.name for field in fields(OUTER)] == list(OUTER.__struct_fields__)
     assert {field.name: field.type for field in fields(Place)}["inner"] == "Place | None"
@@ -35,14 +35,14 @@ def test_a_record_is_a_dataclass_to_whoever_asks():
         replace(OUTER, no_such=1)
 
 
-def test_a_record_does_not_change_and_can_be_copied():
+def test_record_is_immutable_and_copyable():
     with pytest.raises(AttributeError, match="immutable"):
         OUTER.title = "Two"
     assert copy.deepcopy(OUTER) == OUTER == pickle.loads(pickle.dumps(OUTER))
     assert len({OUTER, copy.deepcopy(OUTER)}) == 1
 
 
-def test_a_record_checks_itself():
+def test_record_validates_itself():
     with pytest.raises(ValueError, match="absent_reason"):
         Table(id="none", title="None", columns=(), rows=())
     with pytest.raises(TypeError, match="required"):

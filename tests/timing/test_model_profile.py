@@ -1,4 +1,4 @@
-"""profile_model on real models: figures by hand, errors that say what is wrong, and a model as it was."""
+"""profile_model on real models: hand-derived figures, clear errors, and an unchanged model."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def column(profile, key, of="module_tree"):
     return {row[0]: row[position] for row in found.rows}
 
 
-def test_figures_of_a_forward():
+def test_figures_of_forward():
     profile = quiet(Net(), BATCH, scale=2.0)
     assert (profile.flops, profile.macs, profile.params) == (2 * FORWARD, FORWARD, PARAMETERS)
     macs = column(profile, "forward_macs")
@@ -93,17 +93,17 @@ def test_figures_of_a_forward():
     assert "mean of 3 calls" in facts["Forward latency"]
 
 
-def test_backward_with_a_loss():
+def test_backward_with_loss():
     profile = quiet(Net(), BATCH, loss_fn=square, steps=1)
     assert profile.macs == FORWARD
-    # The batch needs no gradient, so the first layer has only its weight's.
+    # The batch needs no gradient, so the first layer computes only its weight's.
     assert dict(profile.report.facts)["Backward"].startswith(f"{(2 * FORWARD - FIRST) / 1000:.2f} kMAC")
     assert all(ns > 0 for name, ns in column(profile, "backward_ns").items() if "Linear" in name)
     assert dict(profile.report.facts)["Backward latency"].endswith("1 call")
 
 
-def test_a_shape_in_the_place_of_a_batch():
-    """As DeepSpeed's: like the first parameter, and the same figures as of a batch of that shape."""
+def test_shape_replaces_batch():
+    """Like DeepSpeed: dtype of the first parameter, same figures as for a batch of that shape."""
     seen = []
     net = nn.Sequential(nn.Linear(6, 4), nn.ReLU()).double()
     net.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach().clone()))
@@ -119,7 +119,7 @@ def test_a_shape_in_the_place_of_a_batch():
 
 
 @pytest.mark.parametrize("shape", [3, (), (1, -1), (2.0, 3), "3", (True, 2), torch.ones(2)])
-def test_what_is_no_shape(shape):
+def test_invalid_shape_is_rejected(shape):
     with pytest.raises(ModelProfError, match=r"profile_model\(input_shape\): expected a tensor shape"):
         profile_model(nn.Linear(2, 2), input_shape=shape)
     with pytest.raises(ModelProfError, match="expected a shape or a batch, got both"):
@@ -127,7 +127,7 @@ def test_what_is_no_shape(shape):
 
 
 def test_known_costs_are_attributed():
-    slept = {}  # by seconds; on a busy machine more than that
+    slept = {}  # by seconds; longer on a busy machine
 
     class Sleeps(nn.Module):
         def __init__(self, seconds):
@@ -141,7 +141,7 @@ def test_known_costs_are_attributed():
             return x
 
     model = nn.Sequential(Sleeps(0.020), Sleeps(0.050))
-    more = []  # than the sleeps of the last pass, in which modules are timed
+    more = []  # on top of the sleeps of the last pass, which times modules
     for _ in range(5):
         latency = column(quiet(model, BATCH, steps=1), "forward_ns")
         truth = {"0 (Sleeps)": slept[0.020], "1 (Sleeps)": slept[0.050], "Sequential": sum(slept.values())}
@@ -160,13 +160,13 @@ def test_number_of_calls():
 
     model = Counts()
     quiet(model, BATCH, warm_up=4, steps=5)
-    assert calls == [False] * (1 + 4 + 2 * 5)  # one is counted, five are timed as a whole, five by modules
+    assert calls == [False] * (1 + 4 + 2 * 5)  # one counted, five timed as a whole, five by module
     calls.clear()
     quiet(model, torch.rand(2, requires_grad=True), loss_fn=square, warm_up=0, steps=1)
     assert calls == [True] * 3
 
 
-def test_latency_of_the_whole_call_is_without_hooks():
+def test_latency_of_whole_call_excludes_hooks():
     hooked = []
 
     class Looks(nn.Module):
@@ -179,7 +179,7 @@ def test_latency_of_the_whole_call_is_without_hooks():
 
 
 @pytest.mark.parametrize("ignored", ["Block", Block, ["blocks"], {nn.ModuleList}, ("blocks.0", "blocks.1")])
-def test_ignored_modules_are_in_no_total(ignored):
+def test_totals_exclude_ignored_modules(ignored):
     profile = quiet(Net(), BATCH, ignore_modules=ignored)
     assert profile.macs == FIRST + HEAD
     assert profile.params == PARAMETERS - 2 * (8 * 8 + 8 + 2 * 8)
@@ -195,7 +195,7 @@ def test_strings_depth_and_top():
     assert shown == ["slowest_modules", "top_modules"]
 
 
-def test_own_formulas():
+def test_custom_formulas():
     profile = quiet(nn.Linear(4, 8), BATCH, formulas={"aten::addmm": lambda *args, out_val, **options: 100})
     assert profile.flops == 100
     broken = quiet(nn.Linear(4, 8), BATCH, formulas={"aten::addmm": lambda *args, **options: 1 / 0})
@@ -207,7 +207,7 @@ def test_own_formulas():
 # ---- Output
 
 
-def test_printed_or_written(capsys, tmp_path):
+def test_profile_is_printed_or_written(capsys, tmp_path):
     profile_model(Net(), BATCH)
     printed = capsys.readouterr().out
     assert "Profile of Net" in printed
@@ -222,8 +222,8 @@ def test_printed_or_written(capsys, tmp_path):
     assert capsys.readouterr().out == ""
 
 
-def test_fits_a_terminal_of_120_columns(monkeypatch):
-    """With given times: those of a busy machine may have more digits."""
+def test_table_fits_120_columns(monkeypatch):
+    """Uses given times because those of a busy machine may have more digits."""
     for name, value in (("COLUMNS", "120"), ("FORCE_COLOR", "1"), ("TERM", "dumb")):
         monkeypatch.setenv(name, value)
     tables = module_tables(module_tree(COST))
@@ -231,12 +231,12 @@ def test_fits_a_terminal_of_120_columns(monkeypatch):
     print_report(report, drawn := io.StringIO())
     text = drawn.getvalue()
     assert max(map(len, text.splitlines())) <= 120
-    # Both tables in one piece: their first column is there once.
+    # Both tables are in one piece: the first column appears once.
     assert text.count("body (Sequential)") == 1
     assert text.count("\nDepth") == 1
 
 
-# ---- The model is as it was
+# ---- The model is unchanged
 
 
 def state_of(model):
@@ -291,7 +291,7 @@ def test_model_is_untouched(how):
     assert torch.is_grad_enabled()
 
 
-# ---- What cannot be meant
+# ---- Invalid arguments
 
 
 class Generates(Net):
@@ -338,12 +338,12 @@ class Generates(Net):
         (lambda x: x, {}, "expected a torch.nn.Module, got function"),
     ],
 )
-def test_errors_say_what_is_wrong(model, options, message):
+def test_errors_name_problem(model, options, message):
     with pytest.raises(ModelProfError, match=message):
         quiet(model, BATCH, **options)
 
 
-def test_arguments_are_checked_before_the_model_runs():
+def test_arguments_are_checked_before_model_runs():
     class NeverRuns(nn.Module):
         def forward(self, x):
             raise AssertionError("ran")
@@ -355,7 +355,7 @@ def test_arguments_are_checked_before_the_model_runs():
 # ---- Other calls and models
 
 
-def test_generate():
+def test_profile_of_generate():
     profile = quiet(Generates().eval(), BATCH, mode="generate", steps=1)
     assert profile.macs == 3 * FORWARD
     facts = dict(profile.report.facts)
@@ -364,7 +364,7 @@ def test_generate():
     assert "one call of generate" in profile.report.notes[0]
 
 
-def test_transformer_that_generates():
+def test_profile_of_generating_transformer():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
         vocab_size=50, n_positions=16, n_embd=8, n_layer=2, n_head=2, bos_token_id=1, eos_token_id=None
@@ -381,7 +381,7 @@ def test_transformer_that_generates():
     assert column(profile, "forward_ns")["h (ModuleList)"] > 0
 
 
-def test_compiled_model_is_timed_as_a_whole():
+def test_compiled_model_is_timed_as_whole():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(4, 8), torch.compile(Block(8), backend="eager"), nn.Linear(8, 2))
     profile = quiet(model, BATCH)
@@ -394,15 +394,15 @@ def test_compiled_model_is_timed_as_a_whole():
     torch._dynamo.reset()
 
 
-def test_inputs_that_need_gradients_keep_theirs():
+def test_inputs_keep_their_gradients():
     x = torch.rand(16, 4, requires_grad=True)
     x.grad = torch.full((16, 4), 7.0)
     quiet(Net(), x, loss_fn=square)
     assert torch.equal(x.grad, torch.full((16, 4), 7.0))
 
 
-@pytest.mark.filterwarnings("ignore")  # torch.ao says that it is deprecated
-def test_parameters_of_a_quantised_model_are_not_trainable():
+@pytest.mark.filterwarnings("ignore")  # torch.ao warns that it is deprecated
+def test_parameters_of_quantized_model_are_not_trainable():
     model = nn.Sequential(nn.Linear(8, 4), nn.ReLU())
     model = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
     profile = profile_model(model, torch.ones(2, 8), print_profile=False, as_string=False)

@@ -1,4 +1,4 @@
-"""Inference timing: exact figures on clocks that pass only when told to, and known sleeps on the real one."""
+"""Inference timing: exact figures on fake clocks, and known sleeps on the real one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PARTS = (device_spans, event_timer, inference_benchmark)
 
 
 def patch_all(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
-    """Put ``value`` in the place of ``name`` in every part of the timing that has it."""
+    """Replace ``name`` by ``value`` in every timing module that has it."""
     having = [part for part in PARTS if hasattr(part, name)]
     assert having, name
     for part in having:
@@ -34,7 +34,7 @@ def patch_all(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None
 
 
 class World:
-    """A host and a device that works behind its back: the host launches, the device takes its time.
+    """A host and an asynchronous device: launching advances the host, working advances the device.
 
     Attributes:
         waits: how often the host waited for the device.
@@ -62,7 +62,7 @@ class World:
     def wait_for(self, device: torch.device) -> None:
         self.waits += 1
         behind_ns = max(0, self.device.now_ns - (self.device.reached_ns or 0))
-        self.host.advance(behind_ns)  # the host stands still while the device catches up
+        self.host.advance(behind_ns)  # the host stands still until the device catches up
         self.device.reached_ns = self.device.now_ns
 
     def work(self, *, launch_ns: int, device_ns: int) -> None:
@@ -74,7 +74,7 @@ class World:
         self.cpu = CpuTime(self.cpu.user_ns + user_ns, self.cpu.system_ns + system_ns)
 
     def check_marks(self) -> None:
-        """Every mark was given back exactly once."""
+        """Every mark was released exactly once."""
         assert {mark.times_released for mark in self.device.marks} == {1}
 
 
@@ -84,7 +84,7 @@ def world(monkeypatch):
 
 
 class Launches(nn.Module):
-    """Run number n costs the host 10 and the device 1000 * (n + 1); warm-up runs count."""
+    """Run n costs the host 10 and the device 1000 * (n + 1); warm-up runs count."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class Launches(nn.Module):
 BATCH = torch.zeros(4, 3)
 
 
-def test_events_see_the_device_and_wait_twice_in_all(world):
+def test_event_method_times_device_with_two_waits(world):
     times = benchmark_inference(Launches(world.has_events()), BATCH, warm_up=5, runs=5, tokens=90)
     # Runs 6 to 10: 6000, 7000, 8000, 9000, 10000.
     assert times.method == "event"
@@ -114,13 +114,13 @@ def test_events_see_the_device_and_wait_twice_in_all(world):
     assert (times.min_ns, times.max_ns) == (6_000, 10_000)
     assert times.samples_per_s == times.fps == 4 / 8e-6
     assert times.tokens_per_s == 90 / 8e-6
-    assert world.waits == 2  # before the runs and after them
-    assert times.real_ns == 5 * 10 + 40_000  # the launches, then the wait for all of it
+    assert world.waits == 2  # before and after the runs
+    assert times.real_ns == 5 * 10 + 40_000  # the launches, then the wait for all device work
     world.check_marks()
 
 
-def test_wall_sees_the_launches_and_claims_no_throughput(world, monkeypatch):
-    # The device of the batch is what makes the difference, so it is one that only pretends.
+def test_wall_method_times_launches_without_throughput(world, monkeypatch):
+    # Only the batch's device matters, so a fake one is enough.
     patch_all(monkeypatch, "devices_of", lambda module, batch: (torch.device("cuda:0"),))
     patch_all(monkeypatch, "random_states_kept", lambda devices: nullcontext())
     times = benchmark_inference(Launches(world), BATCH, warm_up=0, runs=4, method="wall", tokens=1)
@@ -131,14 +131,14 @@ def test_wall_sees_the_launches_and_claims_no_throughput(world, monkeypatch):
     assert times.real_ns == 40 + 10_000
 
 
-def test_synchronize_sees_the_device_and_waits_twice_a_run(world):
+def test_synchronize_method_times_device_with_two_waits_per_run(world):
     times = benchmark_inference(Launches(world), BATCH, warm_up=0, runs=4, method="synchronize")
-    # The fake device is waited for from the launch's end on: 10 + 1000 n.
+    # The wait for the fake device starts when the launch ends: 10 + 1000 n.
     assert (times.min_ns, times.max_ns, times.avg_ns) == (1_010, 4_010, 2_510)
     assert world.waits == 2 * 4 + 2
 
 
-def test_user_and_system_time_are_those_of_the_runs(world):
+def test_user_and_system_time_cover_only_runs(world):
     def model(x):
         world.compute(100, user_ns=70, system_ns=20)
 
@@ -149,17 +149,17 @@ def test_user_and_system_time_are_those_of_the_runs(world):
     assert times.samples_per_s == 4 * 1e7
 
 
-def test_marks_of_streams_that_overtook_each_other_are_no_times(world):
+def test_overtaking_marks_are_dropped(world):
     world.has_events()
     patch_all(world.patch, "wait_for", lambda device: None)
-    world.device.reached_ns = None  # all of them are reached at once
+    world.device.reached_ns = None  # all are reached immediately
     x = iter([1_000, -5_000, 3_000])
     times = benchmark_inference(lambda _: world.device.advance(next(x)), BATCH, warm_up=0, runs=3)
     assert times.runs == 2
     assert times.avg_ns == 2_000
 
 
-def test_a_sleep_on_the_real_clock():
+def test_sleep_on_real_clock():
     times = benchmark_inference(lambda x: time.sleep(0.01), BATCH, warm_up=1, runs=5)
     assert times.min_ns >= 10 * MS
     assert times.real_ns >= 50 * MS
@@ -167,20 +167,20 @@ def test_a_sleep_on_the_real_clock():
     assert 0 < times.samples_per_s <= 4 / 0.01
 
 
-def test_work_is_user_time_and_sleep_is_not():
+def test_work_is_user_time_but_sleep_is_not():
     def spin(x):
         end = time.process_time_ns() + 50 * MS
         while time.process_time_ns() < end:
             pass
 
     worked = benchmark_inference(spin, BATCH, warm_up=0, runs=2)
-    assert worked.user_ns + worked.system_ns >= 80 * MS  # 100, less the coarsest clock's ticks
+    assert worked.user_ns + worked.system_ns >= 80 * MS  # 100, less the ticks of the coarsest clock
     slept = benchmark_inference(lambda x: time.sleep(0.2), BATCH, warm_up=0, runs=2)
     assert slept.user_ns + slept.system_ns < 0.5 * slept.real_ns
 
 
 class Mixed(nn.Module):
-    """In training, but for one child; splits its weight in training and merges it for eval, like LoRA."""
+    """In training mode except one child; splits its weight for training and merges it for eval, like LoRA."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +212,7 @@ def states():
 
 
 @pytest.mark.parametrize("grad", [True, False])
-def test_nothing_of_the_model_and_the_process_is_changed(grad):
+def test_benchmark_leaves_model_and_process_unchanged(grad):
     model = Mixed()
     before = flags(model), states(), {k: v.clone() for k, v in model.state_dict().items()}
     with torch.set_grad_enabled(grad):
@@ -228,7 +228,7 @@ def test_nothing_of_the_model_and_the_process_is_changed(grad):
     assert model.last.weight.grad is not None  # still trainable
 
 
-def test_everything_is_restored_when_the_model_fails():
+def test_everything_is_restored_when_model_fails():
     class Failing(Mixed):
         def forward(self, x):
             super().forward(x)
@@ -242,7 +242,7 @@ def test_everything_is_restored_when_the_model_fails():
     assert not torch.is_inference_mode_enabled()
 
 
-def test_a_bound_method_is_its_models():
+def test_bound_method_sets_its_model_to_eval():
     class Generator(nn.Module):
         def generate(self, x):
             assert not self.training
@@ -266,7 +266,7 @@ def test_a_bound_method_is_its_models():
     ],
     ids=["tensor", "tuple", "dict", "mapping", "list", "dict as it is", "no tensor"],
 )
-def test_how_a_batch_is_passed(world, batch, expected, samples):
+def test_batch_is_passed_by_its_type(world, batch, expected, samples):
     seen = []
 
     def model(*args, **kwargs):
@@ -293,12 +293,12 @@ def test_how_a_batch_is_passed(world, batch, expected, samples):
         ({"tokens": "many"}, r"\(tokens\): .*got 'many'"),
     ],
 )
-def test_arguments_that_cannot_be_used(arguments, message):
+def test_invalid_arguments_are_rejected(arguments, message):
     with pytest.raises(ConfigError, match=message):
         benchmark_inference(nn.Linear(3, 2), BATCH, **arguments)
 
 
-def test_models_and_batches_that_cannot_be_used():
+def test_invalid_models_and_batches_are_rejected():
     with pytest.raises(ConfigError, match=r"\(model\): expected a callable, got 3"):
         benchmark_inference(3, BATCH)
     with pytest.raises(ConfigError, match=r"passed as the keyword arguments x, z. A mapping is passed"):
@@ -309,7 +309,7 @@ def test_models_and_batches_that_cannot_be_used():
         benchmark_inference(nn.Linear(3, 2, device="meta"), BATCH)
 
 
-def test_several_devices_are_all_waited_for(world, monkeypatch):
+def test_all_devices_are_waited_for(world, monkeypatch):
     devices = (torch.device("cuda:0"), torch.device("cuda:1"))
     patch_all(monkeypatch, "devices_of", lambda module, batch: devices)
     patch_all(monkeypatch, "random_states_kept", lambda devices: nullcontext())
@@ -320,7 +320,7 @@ def test_several_devices_are_all_waited_for(world, monkeypatch):
         benchmark_inference(Launches(world), BATCH, method="event")
 
 
-def test_the_articles_pipeline_without_a_wait(world):
+def test_pipeline_stages_are_timed_without_waits(world):
     timer = world.timer()
     for _ in range(50):
         with timer("model1"):
@@ -333,7 +333,7 @@ def test_the_articles_pipeline_without_a_wait(world):
     results = timer.results()
     assert world.waits == 1
     assert timer.results() == results
-    assert world.waits == 1  # there was nothing left to wait for
+    assert world.waits == 1  # nothing left to wait for
     assert list(results) == ["model1", "cpu work", "model2"]
     for name, real_ns, device_ns in (
         ("model1", 230, 47_000),
@@ -349,7 +349,7 @@ def test_the_articles_pipeline_without_a_wait(world):
     world.check_marks()
 
 
-def test_marks_are_used_again_while_the_pipeline_runs(world):
+def test_marks_are_reused_while_pipeline_runs(world):
     timer = world.timer()
     for number in range(10):
         with timer("model"):
@@ -383,7 +383,7 @@ def test_nested_and_repeated_stages(world):
     world.check_marks()
 
 
-def test_an_exception_closes_its_stages_and_goes_on(world):
+def test_exception_closes_its_stages(world):
     timer = world.timer()
 
     def run():
@@ -398,7 +398,7 @@ def test_an_exception_closes_its_stages_and_goes_on(world):
     world.check_marks()
 
 
-def test_a_device_that_fails_does_not_hide_the_stages_error(world, monkeypatch):
+def test_device_failure_does_not_hide_error_of_stage(world, monkeypatch):
     timer = world.timer()
 
     def fail():
@@ -435,7 +435,7 @@ def test_marks_that_cannot_be_compared_are_not_measured(world, monkeypatch):
     assert world.waits == 1
 
 
-def test_the_cpu_has_the_host_clock_alone():
+def test_cpu_timer_uses_only_host_clock():
     timer = EventTimer("cpu")
     assert timer.results() == {}
     for seconds in (0.01, 0.03):
@@ -449,15 +449,15 @@ def test_the_cpu_has_the_host_clock_alone():
 
 
 @pytest.mark.parametrize("device", ["meta", "a toaster", 3.5, "cuda"])
-def test_devices_that_cannot_be_used(device):
+def test_invalid_devices_are_rejected(device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(ConfigError, match=r"expected a|no such device"):
         EventTimer(device)
 
 
-def test_timing_never_synchronises_a_stage(monkeypatch):
-    """By torch's own functions, should a clock be replaced."""
+def test_stages_are_never_synchronized(monkeypatch):
+    """Checked with torch's own functions, in case a clock is replaced."""
     calls = []
     for namespace in (torch.cuda, torch.mps, torch.xpu):
         monkeypatch.setattr(namespace, "synchronize", lambda *args: calls.append(args))
@@ -477,7 +477,7 @@ def test_timing_never_synchronises_a_stage(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_the_three_methods_on_a_device():
+def test_three_methods_on_device():
     model = nn.Sequential(*(nn.Linear(4096, 4096) for _ in range(4))).cuda()
     batch = torch.randn(4096, 4096, device="cuda")
     event, synchronize, wall = (

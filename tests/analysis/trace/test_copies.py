@@ -1,4 +1,4 @@
-"""Memory Manipulation Summary: hand-made traces, a slow oracle, and figures of others from real traces."""
+"""Memory Manipulation Summary: hand-made traces, a slow oracle, and independent figures of real traces."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def summary(*events):
 
 
 def rows(fact):
-    """Cells by column key, by the kind's name, in order."""
+    """Cells by column key, for each kind's name, in order."""
     table = table_of(COPIES, fact if isinstance(fact, dict) else {0: fact})
     keys = [column.key for column in table.columns]
     return {row[0]: dict(zip(keys, row, strict=True)) for row in table.rows}
@@ -76,8 +76,8 @@ def notes(fact):
     return " ".join(table_of(COPIES, fact if isinstance(fact, dict) else {0: fact}).notes)
 
 
-def test_copies_of_mtia():
-    """They are told by their names, and have their bytes under another one. A kernel's size is no memory."""
+def test_mtia_copies():
+    """They are recognized by name, and store their bytes under another key. A kernel's size isn't a copy."""
     events = [
         on_device("mtia_ccp_events", "dma_request", 10 * n, 3 + n, size=100 * n, direction="HOST_TO_DEVICE")
         for n in range(5)
@@ -95,7 +95,7 @@ def test_copies_of_mtia():
     assert fact.device_total_ns == kind.tally.total_ns + 40 * US
 
 
-def test_figures_of_a_kind():
+def test_figures_of_copy_kind():
     fact = summary(
         host("cpu_op", "aten::to", 0, 100),
         host("cpu_op", "aten::copy_", 5, 90),
@@ -121,7 +121,7 @@ def test_figures_of_a_kind():
         "device_min_ns": 10 * US,
         "device_ratio": 0.5,  # of 40 + 5 + 35
         "size_bytes": 8000,
-        "bytes_per_s": 2e8,  # 8000 bytes in 40 us
+        "bytes_per_s": 2e8,  # 8000 bytes in 40 µs
         "memory": "pageable",
         "operator": "aten::copy_",
         "num_operators": 1,
@@ -146,7 +146,7 @@ def test_figures_of_a_kind():
     }
 
 
-def test_bytes_that_were_not_recorded():
+def test_sizes_that_were_not_recorded():
     fact = summary(
         copy(ON_DEVICE, 0, 10),
         copy(PINNED, 20, 10, bytes=500),
@@ -155,18 +155,18 @@ def test_bytes_that_were_not_recorded():
     )
     table = rows(fact)
     assert (table[ON_DEVICE]["size_bytes"], table[ON_DEVICE]["bytes_per_s"]) == (None, None)
-    assert (table[PINNED]["size_bytes"], table[PINNED]["bytes_per_s"]) == (500, 5e7)  # over its own 10 us
+    assert (table[PINNED]["size_bytes"], table[PINNED]["bytes_per_s"]) == (500, 5e7)  # over its own 10 µs
     assert (table[MEMSET]["size_bytes"], table[MEMSET]["bytes_per_s"]) == (64, None)  # it took no time
     assert "cover the 2 of 4 calls with a recorded size" in notes(fact)
     assert "with a recorded size" not in notes(summary(copy(PINNED, 20, 10, bytes=500)))
 
 
-def test_only_empty_copies():
+def test_copies_of_zero_length():
     row = rows(summary(copy(PINNED, 20, 0)))[PINNED]
     assert (row["device_total_ns"], row["device_ratio"]) == (0, None)
 
 
-def test_a_call_that_launches_several_counts_once():
+def test_call_that_launches_several_copies_counts_once():
     fact = summary(
         call(0, 50, 1, "cudaGraphLaunch"),
         copy(ON_DEVICE, 60, 5, correlation=1),
@@ -179,7 +179,7 @@ def test_a_call_that_launches_several_counts_once():
     ]
 
 
-def test_ranges_with_such_names_do_not_belong_here():
+def test_ranges_named_like_copies_are_ignored():
     ranges = [
         host("user_annotation", "memcpy of my batch", 0, 5),
         host("cpu_op", "Memcpy", 10, 5),
@@ -209,7 +209,7 @@ def test_ranges_with_such_names_do_not_belong_here():
         ("", None),
     ],
 )
-def test_memory_of_a_name(name, memory):
+def test_memory_kind_from_name(name, memory):
     assert memory_of(name) == memory
 
 
@@ -248,7 +248,7 @@ def test_ranks_are_pooled():
     assert table[MEMSET]["size_bytes"] is None
 
 
-def test_absent():
+def test_trace_without_copies():
     assert why_not(summary, host("cpu_op", "aten::mm", 0, 5)) == NO_DEVICE
     only_kernels = why_not(summary, on_device("kernel", "k", 0, 5))
     assert "no memory copies" in only_kernels
@@ -278,8 +278,8 @@ made_copies = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(made_copies)
-def test_against_an_oracle(made):
-    events = [call(1000 + 20 * number, number, number) for number in range(1, 5)]  # a call takes `number` us
+def test_matches_oracle(made):
+    events = [call(1000 + 20 * number, number, number) for number in range(1, 5)]  # a call takes `number` µs
     for index, (name, duration_ns, size, number) in enumerate(made):
         args = {} if size is None else {"bytes": size}
         args |= {} if number is None else {"correlation": number}
@@ -324,20 +324,20 @@ def test_real_traces(name):
     for kind, figures in truth["memcpy_by_kind"].items():
         assert copies[kind].tally.calls == figures["n"]
         assert copies[kind].tally.total_ns == pytest.approx(figures["dur_us"] * US, abs=1)
-        if name == "mi250_toy":  # ROCm wrote no bytes, which that reference added up to 0
+        if name == "mi250_toy":  # ROCm wrote no bytes; the reference added them up to 0
             assert (copies[kind].size_bytes, copies[kind].bytes_per_s) == (None, None)
         else:
             assert copies[kind].size_bytes == figures["bytes"]
     sets = [kind for kind in fact.kinds if kind.name.startswith("Memset")]
     assert sum(kind.tally.calls for kind in sets) == truth["n_memset"]
-    # No two of them overlap in these traces, so the union is the sum.
+    # Copies of one kind don't overlap in these traces, so the union is the sum.
     for key, kinds in (("memcpy_union_us", copies.values()), ("memset_union_us", sets)):
         assert sum(kind.tally.total_ns for kind in kinds) == pytest.approx(truth[key] * US, abs=1)
 
 
 @pytest.mark.parametrize("name", ["a100_nccl", "mi250_toy", "v100_ns_resolution"])
 def test_real_launching_calls(name):
-    """Each copy of these traces has a call of its own, and these calls launch nothing else."""
+    """Each copy in these traces has its own call, and these calls launch nothing else."""
     trace = load(name)
     fact = summarize_copies(build_timeline(trace))
     host_ns = sum(kind.host.total_ns for kind in fact.kinds if kind.name.startswith("Memcpy"))
@@ -349,7 +349,7 @@ def test_real_launching_calls(name):
 
 
 def test_real_bandwidth():
-    """Over all calls; the file says 88.9 GB/s of a single memset and 9.9 GB/s of a single large copy."""
+    """Over all calls; the file shows 88.9 GB/s for a single memset and 9.9 GB/s for a single large copy."""
     trace = load("v100_resnet50_workers0")
     device = trace.device
     is_set = trace.category[device.event] == Category.MEMSET

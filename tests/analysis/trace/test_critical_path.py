@@ -1,4 +1,4 @@
-"""Critical path: hand-derived graphs, an oracle on generated traces, and the real traces."""
+"""Critical path: hand-derived graphs, an oracle on generated traces, and real traces."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def what_if(found, name):
     return one.half_ns / US, one.none_ns / US
 
 
-# One step of 100 us. The host is in Python until 10, launches A [10, 14), works until 30, launches B [30, 34)
-# and synchronizes from 40 to 100. On the device A runs [12, 20) and B [32, 98): from launch to kernel 2 us.
+# One step of 100 µs. The host is in Python until 10, launches A [10, 14), works until 30, launches B [30, 34)
+# and synchronizes from 40 to 100. On the device A runs [12, 20) and B [32, 98): 2 µs from launch to kernel.
 # The path: host [0, 30), the launch of B [30, 32), B [32, 98), the rest of the synchronization [98, 100).
 ONE_STEP = (
     step(1, 0, 100),
@@ -95,7 +95,7 @@ ONE_STEP = (
 )
 
 
-def test_host_then_kernel_then_synchronization():
+def test_path_from_host_to_kernel_to_synchronization():
     found = path_of(*ONE_STEP)
     assert found.recorded_ns == found.replayed_ns == 100 * US
     assert found.launch_latency_ns == 2 * US
@@ -111,23 +111,23 @@ def test_host_then_kernel_then_synchronization():
     }
 
 
-def test_what_if_of_one_step():
+def test_what_if_for_one_step():
     found = path_of(*ONE_STEP)
-    # Without kernels the host launches B at 30 and synchronizes at 40 for the 2 us of its own.
+    # Without kernels the host launches B at 30 and synchronizes at 40, taking only its own 2 µs.
     assert what_if(found, "kernel") == (67, 42)
-    # B alone: A is done at 20, so B ends at 65 or 32.
+    # Only B: A is done at 20, so B ends at 65 or 32.
     assert what_if(found, "B") == (67, 42)
-    # Without host work A is launched at 0 and B after the call of A, at 4.
+    # Without host work A is launched at 0, and B after the call of A, at 4.
     # A: launched at 0, [2, 10); B: launched at 4, [10, 76).
     assert what_if(found, "host") == (4 + 13 + 2 + 66 + 1, 76)
-    # Without the launching calls: B is launched at 26, runs [28, 94), and 2 us follow.
+    # Without launch calls: B is launched at 26, runs [28, 94), and 2 µs follow.
     assert what_if(found, "launch") == (98, 96)
-    # That operator's own time on the host is 7 us, all of it before the launch of B.
+    # That operator's own host time is 7 µs, all before the launch of B.
     assert what_if(found, "aten::a") == (96.5, 93)
 
 
-def test_data_loading_hides_behind_the_device():
-    """The next fetch overlaps a kernel of 80 us; only what the kernel does not hide can be saved."""
+def test_device_hides_data_loading():
+    """The next fetch overlaps a kernel of 80 µs; only the part the kernel doesn't hide can be saved."""
     found = path_of(
         step(1, 0, 50),
         launch(0, 4, 1),
@@ -138,14 +138,14 @@ def test_data_loading_hides_behind_the_device():
         work(105, 205, 2),
         step(3, 110, 111),
     )
-    # Host: [0, 50) Python, [50, 100) fetch, launch at 100, 5 us, kernel of 100 us: 205 us.
+    # Host: [0, 50) Python, [50, 100) fetch, launch at 100, 5 µs, kernel of 100 µs: 205 µs.
     assert found.recorded_ns == found.replayed_ns == 205 * US
     assert causes_of(found) == {"host": 46, "data loading": 50, "launch": 4 + 5, "kernel": 100}
-    # Half: launched at 75, its kernel follows the first one at 85. None: the same, for the first one lasts.
+    # Half: launched at 75, its kernel follows the first one at 85. None: the same, as the first kernel lasts.
     assert what_if(found, "data loading") == (185, 185)
 
 
-def test_backward_is_handed_to_autograds_thread_and_back():
+def test_backward_moves_to_autograd_thread_and_back():
     found = path_of(
         step(1, 0, 100),
         operator("aten::forward", 5, 20),
@@ -156,12 +156,12 @@ def test_backward_is_handed_to_autograds_thread_and_back():
     )
     assert found.cause_ns("unexplained") == 0
     assert causes_of(found) == {"host": 96, "launch": 4}
-    # The main thread waits from 30 to 80: without autograd's nodes 50 us less, not none.
+    # The main thread waits from 30 to 80: without autograd's nodes it takes 50 µs less, not zero.
     assert what_if(found, NODE) == (75, 50)
 
 
-def test_threads_beside_the_main_one_do_not_hold_it():
-    """A thread launches a copy while the main thread works: nobody waits for it."""
+def test_other_threads_do_not_block_main_thread():
+    """A thread launches a copy while the main thread works, and the main thread doesn't wait for it."""
     found = path_of(
         step(1, 0, 100),
         operator("aten::a", 0, 100),
@@ -175,8 +175,8 @@ def test_threads_beside_the_main_one_do_not_hold_it():
     assert what_if(found, "copy") == (100, 100)
 
 
-def test_a_stream_waits_for_another_one():
-    """Communication on stream 20 waits for stream 7, and stream 7 for it; the wait is recorded as a call."""
+def test_stream_waits_for_other_stream():
+    """Communication on stream 20 waits for stream 7 and vice versa; a call records each wait."""
     events = (
         step(1, 0, 20),
         launch(1, 2, 1),
@@ -191,25 +191,25 @@ def test_a_stream_waits_for_another_one():
     found = path_of(*events)
     assert causes_of(found) == {"host": 1, "launch": 4, "kernel": 65, "communication": 30}
     assert what_if(found, "communication") == (85, 70)
-    # Launched at 1, 4 and 8, the others begin at 8 and 38.
+    # Launched at 1, 4 and 8; the others start at 8 and 38.
     assert what_if(found, "first") == (80, 63)
-    # Without the calls only communication is known to wait: the step could end with it at 75.
+    # Without the calls, only communication is known to wait: the step could end with it at 75.
     without = path_of(*(one for one in events if one["name"] != "cudaStreamWaitEvent"))
     assert causes_of(without)["unexplained"] == 25
 
 
-def test_device_idle_time_is_never_a_dependency():
-    """A kernel that was launched long ago and begins late, nobody knows why."""
+def test_device_idle_time_is_never_dependency():
+    """A kernel launched long ago starts late for an unknown reason."""
     found = path_of(step(1, 0, 10), launch(0, 1, 1), work(2, 5, 1), launch(3, 4, 2), work(60, 100, 2))
     assert causes_of(found) == {"launch": 2, "kernel": 3 + 40, "unexplained": 55}
     assert found.replayed_ns == 45 * US
     assert found.recorded_ns == 100 * US
-    # The second one can begin 2 us after its launch at 3, the host ends at 10. What is not explained stays.
+    # The second kernel can start 2 µs after its launch at 3; the host ends at 10. The unexplained time stays.
     assert what_if(found, "kernel") == (5 + 20 + 55, 10 + 55)
 
 
-def test_a_synchronization_that_waits_for_nothing_known_is_not_work():
-    """It lasts 50 us though all was done: beyond the least of its name nothing explains it."""
+def test_synchronization_without_known_work_is_unexplained():
+    """It lasts 50 µs although all work was done: only the shortest call of that name is explained."""
     found = path_of(
         step(1, 0, 100),
         launch(0, 1, 1),
@@ -220,8 +220,8 @@ def test_a_synchronization_that_waits_for_nothing_known_is_not_work():
     assert causes_of(found) == {"host": 53, "launch": 1, "unexplained": 46}
 
 
-def test_a_full_launch_queue_holds_the_host():
-    """128 kernels fit into the queue: from then on each launch waits until one has ended."""
+def test_full_launch_queue_blocks_host():
+    """The queue holds 128 kernels; after that each launch waits until one has ended."""
     events, num, depth, length = [], 400, 128, 10
     begin = 0.0
     done = [5.0 + length * (index + 1) for index in range(num)]
@@ -233,14 +233,14 @@ def test_a_full_launch_queue_holds_the_host():
         begin = end
     found = path_of(step(1, 0, begin), *events)
     assert found.cause_ns("unexplained") < 0.01 * found.recorded_ns
-    # A host whose launches take 1 us each is not what limits: twice as fast kernels take half the time.
+    # Launches of 1 µs each aren't the limit, so kernels twice as fast take half the time.
     half, none = what_if(found, "kernel")
     assert half == pytest.approx(found.recorded_ns / US / 2, rel=0.05)
     assert none == pytest.approx(num, rel=0.1)
     assert what_if(found, "launch")[1] == pytest.approx(found.recorded_ns / US, rel=0.01)
 
 
-def test_a_copy_from_pageable_memory_is_work_of_the_host_after_what_is_queued():
+def test_pageable_copy_is_host_work_after_queued_kernels():
     found = path_of(
         step(1, 0, 100),
         launch(0, 1, 1),
@@ -249,8 +249,8 @@ def test_a_copy_from_pageable_memory_is_work_of_the_host_after_what_is_queued():
         work(45, 92, 2, cat="gpu_memcpy", name="Memcpy HtoD (Pageable -> Device)"),
         call("cudaStreamSynchronize", 91, 95),
     )
-    # The host copies from 40, when the kernel is done, to 90. The device needs 47 us for it and could be done
-    # at 87; it was so at 92, 1 us after the synchronization began.
+    # The host copies from 40, when the kernel is done, to 90. The device needs 47 µs for it and could be done
+    # at 87; it was done at 92, 1 µs after the synchronization started.
     assert causes_of(found) == {
         "launch": 2,
         "kernel": 38,
@@ -261,7 +261,7 @@ def test_a_copy_from_pageable_memory_is_work_of_the_host_after_what_is_queued():
     assert what_if(found, "before") == (81, 62 + 8)
 
 
-def test_steps_are_replayed_one_after_the_other():
+def test_consecutive_steps_are_replayed_in_sequence():
     found = path_of(*ONE_STEP, step(2, 100, 200), launch(150, 151, 3), work(152, 190, 3), step(3, 200, 201))
     assert [(one.number, one.recorded_ns, one.replayed_ns) for one in found.steps] == [
         (1, 100 * US, 100 * US),
@@ -269,7 +269,7 @@ def test_steps_are_replayed_one_after_the_other():
     ]
 
 
-def test_steps_that_do_not_follow_each_other_are_replayed_apart():
+def test_steps_with_gaps_are_replayed_separately():
     found = path_of(
         *ONE_STEP,
         step(5, 5_000, 5_100),
@@ -281,7 +281,7 @@ def test_steps_that_do_not_follow_each_other_are_replayed_apart():
     assert found.recorded_ns == found.replayed_ns == 200 * US
 
 
-def test_of_too_many_events_the_first_steps(monkeypatch):
+def test_only_first_steps_are_used_if_events_are_too_many(monkeypatch):
     monkeypatch.setattr(module, "MOST_EVENTS", 2)
     found = path_of(*ONE_STEP, step(2, 100, 200), launch(150, 151, 3), work(152, 190, 3), step(3, 200, 201))
     assert [one.number for one in found.steps] == [1]
@@ -290,7 +290,7 @@ def test_of_too_many_events_the_first_steps(monkeypatch):
     assert "First step only, because 1 more has too many events." in table.notes
 
 
-def test_absent_without_a_device():
+def test_absent_without_device():
     on_host = timeline_of(step(1, 0, 10), operator("aten::a", 0, 5))
     assert why_not(summarize_critical_path, on_host) == NO_DEVICE
     for kind in (PARTS, WHAT_IF):
@@ -301,7 +301,7 @@ def test_absent_without_launches():
     assert why_not(summarize_critical_path, timeline_of(step(1, 0, 10), work(2, 5, -1)))
 
 
-def test_tables_are_of_the_rank_with_the_longest_steps():
+def test_tables_show_rank_with_longest_steps():
     fast = path_of(step(1, 0, 10), launch(0, 1, 1), work(2, 5, 1))
     slow = path_of(*ONE_STEP)
     parts = table_of(PARTS, {0: fast, 1: slow})
@@ -312,7 +312,7 @@ def test_tables_are_of_the_rank_with_the_longest_steps():
     assert rows["B"] == ("B", 66 * US, 66 * US, 67 * US, pytest.approx(0.33), 42 * US, pytest.approx(0.58))
 
 
-# A second way to the longest path: relax all edges until nothing changes (Bellman and Ford).
+# A second algorithm for the longest path: relax all edges until nothing changes (Bellman-Ford).
 
 
 def longest_by_relaxing(graph, duration_ns):
@@ -385,7 +385,7 @@ def test_replay_of_generated_traces(events, data):
     replay = StepReplay(timeline)
     path = replay.path()
     assert (path.begin_ns[1:] == path.end_ns[:-1]).all()
-    # Whatever is faster, the replay is what the other way to the longest path finds, and no longer.
+    # Whatever is faster, the replay matches the second algorithm and never takes longer.
     chosen = np.array(
         data.draw(st.lists(st.booleans(), min_size=len(replay.pieces), max_size=len(replay.pieces)))
     )
@@ -422,7 +422,7 @@ def test_real_traces_are_explained(name):
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_ns_resolution", "mi250_toy"])
-def test_edges_of_real_traces_hold_in_the_recording(name):
+def test_dependencies_of_real_traces_hold_in_recording(name):
     timeline = build_timeline(load(name))
     graph = DependencyFinder(timeline).find(0, len(timeline.bounds.numbers) - 1)
     assert (graph.before[1:] < np.arange(1, len(graph))).all()
@@ -433,7 +433,7 @@ def test_edges_of_real_traces_hold_in_the_recording(name):
     assert (pieces_ns == graph.node_end_ns - graph.node_begin_ns).all()
 
 
-def test_workers0_without_data_loading_is_about_workers4():
+def test_workers0_without_data_loading_is_close_to_workers4():
     """The prediction is 7% below the median step of the run with 4 workers, and 17% below its mean.
 
     Two steps of that run waited 40 and 60 ms longer, and its copies to the device took 7 ms longer.
@@ -447,8 +447,8 @@ def test_workers0_without_data_loading_is_about_workers4():
     assert predicted == pytest.approx(other.recorded_ns / len(other.steps), rel=0.20)
 
 
-def test_v100_that_is_busy_gains_by_kernels_and_not_by_the_host():
-    """Its launches wait for places in a queue of 1,024: as host work they would hide what kernels gain."""
+def test_busy_v100_gains_from_faster_kernels_not_host():
+    """Its launches wait for room in a queue of 1,024; counted as host work, they'd hide the kernels' gain."""
     found = summarize_critical_path(build_timeline(load("v100_ns_resolution")))
     by_name = {one.name: one for one in found.what_ifs}
     assert by_name["kernel"].half_ns < 0.55 * found.recorded_ns
@@ -456,7 +456,7 @@ def test_v100_that_is_busy_gains_by_kernels_and_not_by_the_host():
 
 
 def path_slices(found):
-    """(name, cause, begin, end, name of what it is part of) of the lane in the timeline, in microseconds."""
+    """(name, cause, begin, end, name of what it's part of) of the lane's slices, in microseconds."""
     own = np.flatnonzero(found.lane == [lane.label for lane in found.lanes].index(LANE))
     end_ns = found.slice_begin_ns + found.slice_duration_ns
     return [
@@ -471,7 +471,7 @@ def path_slices(found):
     ]
 
 
-def test_lane_of_the_timeline():
+def test_timeline_lane():
     found = timeline_of_trace(make_trace(list(ONE_STEP)))
     assert path_slices(found) == [
         ("Python", "host", 0, 8, "ProfilerStep#1"),
@@ -491,7 +491,7 @@ def test_lane_of_the_timeline():
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_lane_of_real_traces_is_the_path(name):
+def test_timeline_lane_of_real_traces_shows_path(name):
     trace = load(name)
     found = timeline_of_trace(trace)
     fact = summarize_critical_path(build_timeline(trace))

@@ -1,4 +1,4 @@
-"""Dataloader: hand-made traces, an oracle on a grid, and what others derived from real traces."""
+"""Dataloader: hand-made traces, an oracle on a grid, and independent figures of real traces."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def us(calls, total, longest, shortest):
     return Tally(calls, total * US, longest * US, shortest * US)
 
 
-def test_fetches_by_call_and_by_step():
+def test_fetches_by_call_and_step():
     found = summarize(
         step(0, 0, 100),
         fetch(0, 10),
@@ -56,7 +56,7 @@ def test_fetches_by_call_and_by_step():
         step(1, 100, 200),
         fetch(110, 116),
         step(2, 200, 300),
-        fetch(210, 240, tid=2),  # a thread that loads ahead is not the training thread
+        fetch(210, 240, tid=2),  # a thread that loads ahead isn't the training thread
         fetch(320, 330),
     )
     assert found.fetches == us(3, 20, 10, 4)
@@ -65,35 +65,35 @@ def test_fetches_by_call_and_by_step():
     assert (found.hidden, found.exposed, found.copies, found.operators) == (None, None, (), {})
 
 
-def test_a_fetch_is_clipped_to_the_steps():
-    """The first began before the profiler did, the second lies in two steps with a gap between them."""
+def test_fetch_is_clipped_to_steps():
+    """The first started before the profiler; the second is in two steps with a gap between them."""
     found = summarize(fetch(0, 20), step(0, 10, 50), fetch(45, 65), step(1, 60, 90), fetch(80, 80))
     assert found.fetches == us(3, 10 + 5 + 5, 10, 0)
     assert found.per_step == us(2, 20, 15, 5)
 
 
-def test_own_ranges_come_first_and_hold_torchs():
+def test_modelprof_ranges_take_precedence_over_torch_ranges():
     events = (step(0, 0, 100), fetch(0, 30, OWN), fetch(5, 25, WORKERS), fetch(60, 90, SINGLE))
     found = summarize(*events)
     assert (found.fetches, found.has_own_ranges) == (us(1, 30, 30, 30), True)
-    assert found.loading == {"workers"}  # what fetches outside the training's own range does not count
+    assert found.loading == {"workers"}  # ignores fetches outside the training's own range
     found = summarize(*(one for one in events if one["name"] != OWN))
     assert (found.fetches, found.has_own_ranges) == (us(2, 50, 30, 20), False)
     assert found.loading == {"workers", "main thread"}
 
 
-def test_a_fetch_inside_a_fetch_counts_once():
+def test_nested_fetch_counts_once():
     pipe = event("user_annotation", "enumerate(DataPipe)#Batcher", 10, 20)
     found = summarize(step(0, 0, 100), fetch(5, 25), pipe, fetch(25, 30))
     assert found.fetches == us(2, 25, 20, 5)
 
 
-def test_fetches_that_overlap_by_rounding_share_no_time():
+def test_fetches_overlapping_by_rounding_share_no_time():
     found = summarize(step(0, 0, 100), fetch(10, 20), fetch(19, 30))
     assert found.fetches == us(2, 20, 10, 10)
 
 
-def test_a_range_outlives_the_python_function_that_opened_it():
+def test_range_outlives_python_function_that_opened_it():
     frames = (event("python_function", "__enter__", begin, begin + 2) for begin in (9, 14))
     found = summarize(step(0, 0, 100), *frames, fetch(10, 30, OWN), fetch(15, 25, WORKERS))
     assert (found.fetches, found.loading) == (us(1, 20, 20, 20), {"workers"})
@@ -103,17 +103,17 @@ def test_a_range_outlives_the_python_function_that_opened_it():
     ("name", "loading"),
     [(SINGLE, {"main thread"}), (WORKERS, {"workers"}), ("enumerate(DataPipe)#Mapper", set())],
 )
-def test_who_loads(name, loading):
+def test_loading_process_is_recognized(name, loading):
     assert summarize(step(0, 0, 100), fetch(10, 20, name)).loading == loading
 
 
-def test_hidden_and_exposed():
+def test_hidden_and_exposed_time():
     found = summarize(
         step(0, 0, 100),
         fetch(10, 30),
         fetch(60, 70),
         kernel(5, 15),
-        kernel(12, 18, stream=9),  # overlaps the one before: busy until 18
+        kernel(12, 18, stream=9),  # overlaps the previous one: busy until 18
         kernel(28, 40, device=1),  # another device
         copy(62, 63, "Memcpy DtoH (Device -> Pinned)"),
         event("gpu_user_annotation", "twin", 0, 100, "0 stream 7"),
@@ -122,12 +122,12 @@ def test_hidden_and_exposed():
     assert found.exposed == us(2, 10 + 9, 10, 9)
 
 
-def test_busy_outside_the_steps_hides_nothing():
+def test_work_outside_steps_hides_nothing():
     found = summarize(fetch(0, 20), step(0, 10, 50), kernel(0, 12))
     assert (found.hidden, found.exposed) == (us(1, 2, 2, 2), us(1, 8, 8, 8))
 
 
-def test_operators_inside():
+def test_operators_inside_fetches():
     found = summarize(
         step(0, 0, 100),
         event("cpu_op", "aten::before", 0, 5),
@@ -149,15 +149,15 @@ def test_operators_inside():
     assert found.outside_operators_ns == (35 - 17) * US
 
 
-def test_copies_to_the_device():
+def test_copies_to_device():
     found = summarize(
         step(0, 0, 100),
         fetch(10, 20),
         event("cuda_runtime", "cudaMemcpyAsync", 30, 31, correlation=1),
         event("cuda_runtime", "cudaMemcpyAsync", 120, 121, correlation=2),
-        copy(104, 108, correlation=1, bytes=4096),  # launched in the steps, but done after them
-        copy(92, 99, correlation=2, bytes=1),  # launched after the steps, by a clock that is a little off
-        copy(50, 51, correlation=3, bytes=100),  # by an unknown call, but in the steps
+        copy(104, 108, correlation=1, bytes=4096),  # launched in the steps, but finished after them
+        copy(92, 99, correlation=2, bytes=1),  # launched after the steps, with a clock slightly off
+        copy(50, 51, correlation=3, bytes=100),  # launched by an unknown call, but inside the steps
         copy(60, 62, PINNED, bytes=7),
         copy(64, 67, PINNED),
         copy(70, 80, "Memcpy DtoH (Device -> Pageable)", bytes=5),
@@ -165,16 +165,16 @@ def test_copies_to_the_device():
     )
     pageable, pinned = found.copies
     assert (pageable.name, pageable.tally, pageable.size_bytes) == (PAGEABLE, us(2, 5, 4, 1), 4196)
-    # The size of one of them was not recorded, so their sum is not known.
+    # One of them has no recorded size, so their sum is unknown.
     assert (pinned.name, pinned.tally, pinned.size_bytes) == (PINNED, us(2, 5, 3, 2), None)
 
 
-def test_fetches_of_no_length():
+def test_fetches_of_zero_length():
     found = summarize(step(0, 0, 100), fetch(10, 10), fetch(20, 20))
     assert found.fetches == us(2, 0, 0, 0)
 
 
-def test_old_torch_wrote_ranges_as_operators():
+def test_old_torch_writes_ranges_as_operators():
     found = summarize(
         event("Operator", "ProfilerStep#5", 0, 100),
         event("Operator", SINGLE, 10, 30),
@@ -184,7 +184,7 @@ def test_old_torch_wrote_ranges_as_operators():
     assert found.operators == {"aten::stack": us(1, 8, 8, 8)}
 
 
-def test_absent():
+def test_trace_without_fetches():
     nothing = why_not(summarize, step(0, 0, 100), event("cpu_op", "aten::a", 0, 10))
     assert "the trace has no fetches" in nothing
     for elsewhere in (fetch(110, 120), fetch(10, 20, tid=2)):
@@ -197,7 +197,7 @@ def test_absent():
 
 
 def one_fetch(*device, num_operators=1):
-    """A step of 100 with a fetch of 20 that has operators of 2, 3, ... in it."""
+    """A step of 100 with a fetch of 20 that contains operators of 2, 3, ..."""
     operators, now = [], 10
     for number in range(num_operators):
         operators.append(event("cpu_op", f"aten::op{number}", now, now + 2 + number))
@@ -222,7 +222,7 @@ def test_table():
     assert any("pageable" in note for note in table.notes)
 
 
-def test_table_shows_five_operators_and_the_rest():
+def test_table_shows_five_operators_and_rest():
     table = table_of(DATALOADER, {0: one_fetch(num_operators=7)})
     rows = {row[0]: row[2] for row in table.rows}
     assert [name for name in rows if name.startswith("in aten")] == [
@@ -234,7 +234,7 @@ def test_table_shows_five_operators_and_the_rest():
     assert any("no GPU events" in note for note in table.notes)
 
 
-def test_table_of_several_ranks():
+def test_table_for_several_ranks():
     by_rank = {
         1: summarize(step(0, 0, 100), fetch(10, 70, WORKERS), kernel(0, 5), copy(40, 44, bytes=4)),
         0: one_fetch(kernel(15, 20), copy(40, 50, bytes=4096)),
@@ -247,7 +247,7 @@ def test_table_of_several_ranks():
         ("rank 1", 1, 60 * US, 60 * US, 60 * US, 60 * US, 0.6),
     )
     rows = {row[0]: row[1:] for row in table.rows}
-    # The copy of rank 1 (40 to 44) is in its fetch, that of rank 0 is not.
+    # Rank 1's copy (40 to 44) is in its fetch, rank 0's isn't.
     assert rows["hidden behind GPU work"] == (None, 9 * US, 4.5 * US, 5 * US, 4 * US, 0.045)
     assert rows[PAGEABLE][:2] == (2, 14 * US)
     assert rows["size"][1:3] == (4100, 2050)
@@ -258,24 +258,24 @@ def test_table_of_several_ranks():
 def test_pooling():
     with_device, without = one_fetch(kernel(15, 20)), one_fetch()
     pooled = pool([without, with_device])
-    assert (pooled.hidden, pooled.exposed) == (None, None)  # not known for all of them
+    assert (pooled.hidden, pooled.exposed) == (None, None)  # unknown for one of them
     assert pooled.operators == {"aten::op0": us(2, 4, 2, 2)}
     reverse = summarize(step(0, 0, 100), fetch(10, 20, WORKERS))
     assert pool([without, reverse]).loading == pool([reverse, without]).loading
 
 
-# The oracle: looks at every microsecond, with nothing but loops.
+# The oracle: checks every microsecond with plain loops.
 
 
 @st.composite
 def recordings(draw):
-    """Steps with gaps, and ranges that follow each other on the training thread, some with operators."""
+    """Steps with gaps, and consecutive ranges on the training thread, some with operators."""
     now, steps = draw(st.integers(0, 8)), []
     for gap, size in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 15)), min_size=1, max_size=3)):
         steps.append((now + gap, now + gap + size))
         now += gap + size
     now, fetches, operators = 0, [], []
-    # An empty range that touches another one may be inside it or not, so there is a gap between them.
+    # An empty range that touches another may or may not be inside it, so there are gaps between them.
     gaps = st.tuples(st.integers(1, 5), st.integers(0, 9))
     for gap, size in draw(st.lists(gaps, min_size=1, max_size=5)):
         begin = now + gap
@@ -290,7 +290,7 @@ def recordings(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(recordings())
-def test_against_the_oracle(recording):
+def test_matches_oracle(recording):
     steps, fetches, operators, device = recording
     written = [step(number, *span) for number, span in enumerate(steps)]
     written += [fetch(*span) for span in fetches]
@@ -321,19 +321,19 @@ def test_against_the_oracle(recording):
     assert found.outside_operators_ns == (len(fetched) - in_operators) * US
 
 
-# Real traces.
+# Real traces
 
 
 @pytest.mark.parametrize(
     ("name", "loading"), [("v100_resnet50_workers0", "main thread"), ("v100_resnet50_workers4", "workers")]
 )
-def test_resnet_equals_the_plugin(name, loading):
+def test_resnet_matches_plugin(name, loading):
     found = summarize_dataloader(build_timeline(load(name)))
     truth = reference(name, "tb_plugin")
     assert (found.fetches.calls, found.loading) == (6, {loading})
     assert found.fetches.total_ns == found.per_step.total_ns == truth["role_range_sums"]["DataLoader"] * US
     assert found.hidden.total_ns + found.exposed.total_ns == found.fetches.total_ns
-    # In its breakdown of the steps the plugin counts the loader only while no device works.
+    # Its step breakdown counts the loader only while no device works.
     assert sum(one["DataLoader"] for one in truth["steps"]) * US == found.exposed.total_ns
     (images,) = found.copies
     assert (images.name, images.tally.calls, images.tally.total_ns) == (

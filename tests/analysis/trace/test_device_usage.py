@@ -93,7 +93,7 @@ def host_usage(cpu):
 
 
 def rows(by_rank):
-    """Cells by column key, by the row's name, in order."""
+    """Cells by column key, for each row's name, in order."""
     table = table_of(DEVICE_USAGE, by_rank)
     keys = [column.key for column in table.columns]
     return {row[0]: dict(zip(keys, row, strict=True)) for row in table.rows}
@@ -103,7 +103,7 @@ def notes(by_rank):
     return " ".join(table_of(DEVICE_USAGE, by_rank).notes)
 
 
-def test_figures_of_a_device():
+def test_figures_of_device():
     """The step is [0, 100): [10, 30) at 1/4, [30, 40) at 1/4 + 1/2, [40, 50) at 1/2, [60, 80) full."""
     fact = usage(
         step(1, 0, 100),
@@ -120,7 +120,7 @@ def test_figures_of_a_device():
         "sm_efficiency": pytest.approx((20 * 0.25 + 10 * 0.75 + 10 * 0.5 + 20) / 100, rel=1e-15),
         "occupancy": pytest.approx((30 * 0.2 + 20 * 0.0 + 20 * 1.0) / 70, rel=1e-15),
         "occupancy_zero": 2 / 7,
-        "tensor_cores": 1.0,  # of the 20 us whose name tells
+        "tensor_cores": 1.0,  # of the 20 µs whose name is known
         "tensor_unknown": 5 / 7,
         "model": "Tesla V100",
         "memory_bytes": 34084028416,
@@ -129,8 +129,8 @@ def test_figures_of_a_device():
     assert (fact.covers, fact.devices[0].sm_unknown) == ("steps", 0.0)
 
 
-def test_only_the_steps_count():
-    """The steps are [100, 200): the first kernel has 5 of its 10 us in them, the third none."""
+def test_only_steps_count():
+    """The steps are [100, 200): they have 5 of the first kernel's 10 µs and nothing of the third."""
     fact = usage(
         step(1, 100, 50),
         step(2, 150, 50),
@@ -144,7 +144,7 @@ def test_only_the_steps_count():
     assert (device.tensor_cores, device.tensor_unknown) == (1.0, 0.75)
 
 
-def test_steps_last_until_their_work_has_ended():
+def test_steps_last_until_their_work_ends():
     fact = usage(
         step(1, 0, 50),
         host("cuda_runtime", "cudaLaunchKernel", 10, 5, correlation=3),
@@ -154,8 +154,8 @@ def test_steps_last_until_their_work_has_ended():
     assert fact.devices[0].utilization == 0.6
 
 
-def test_the_time_between_windows_does_not_count():
-    """Windows [0, 100) and [10_000, 10_100): 50 and 20 of the first kernel's 60 and 40 us are in them."""
+def test_time_between_windows_does_not_count():
+    """Windows [0, 100) and [10_000, 10_100) have 50 of the first kernel's 60 µs and 20 of the second's 40."""
     fact = usage(
         *(step(n, at, 50) for n, at in ((5, 0), (6, 50), (55, 10_000), (56, 10_050))),
         kernel(50, 60, TENSOR, blocks=0.5, occupancy=40),
@@ -165,7 +165,7 @@ def test_the_time_between_windows_does_not_count():
     )
     (device,) = fact.devices
     assert (fact.span, device.utilization) == ((0, 10_100_000), 0.35)
-    assert device.busy == 0.35  # the copy is beside the kernels in [90, 100) and [10_000, 10_020)
+    assert device.busy == 0.35  # the copy runs beside the kernels in [90, 100) and [10_000, 10_020)
     assert device.sm_efficiency == pytest.approx((50 * 0.5 + 20) / 200, rel=1e-15)
     assert device.occupancy == pytest.approx((50 * 0.4 + 20 * 0.8) / 70, rel=1e-15)
     assert (device.tensor_cores, device.tensor_unknown) == (1.0, pytest.approx(2 / 7, rel=1e-15))
@@ -174,8 +174,8 @@ def test_the_time_between_windows_does_not_count():
     )
 
 
-def test_long_gaps_between_steps_do_not_count_either():
-    """A gap of 1 ms belongs to the span, a longer one does not: 0.1 of 1.2 ms, 0.1 of 0.2 ms."""
+def test_long_gaps_between_steps_do_not_count():
+    """A gap of 1 ms is part of the span, a longer one isn't: 0.1 of 1.2 ms, 0.1 of 0.2 ms."""
     near, far = (
         usage(step(1, 0, 100), step(2, at, 100), kernel(0, 50), kernel(at, 50)) for at in (1_100, 1_100.001)
     )
@@ -189,8 +189,8 @@ def test_long_gaps_between_steps_do_not_count_either():
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5),
     st.lists(st.integers(-5, 100), min_size=1),
 )
-def test_joined_time_counts_what_has_passed(sizes, moments):
-    """Against counting every nanosecond."""
+def test_joined_time_counts_elapsed_time(sizes, moments):
+    """Compared with counting every nanosecond."""
     stretches, now = [], 0
     for gap, size in sizes:
         stretches.append((now + gap, now + gap + size))
@@ -200,14 +200,14 @@ def test_joined_time_counts_what_has_passed(sizes, moments):
     assert found.tolist() == [sum(point < moment for point in inside) for moment in moments]
 
 
-def test_steps_that_were_left_out_are_named():
+def test_steps_left_out_are_named():
     launch = host("cuda_runtime", "cudaLaunchKernel", 1, 2, correlation=1)
     fact = usage(step(1, 0, 9), launch, kernel(4, 3, correlation=1), step(2, 9, 9))
     assert (fact.span, fact.devices[0].utilization) == ((0, 9_000), 3 / 9)
     assert "Steps left out at the end: 2." in notes({0: fact})
 
 
-def test_without_steps():
+def test_span_without_steps():
     operators = usage(host("cpu_op", "aten::mm", 0, 100), kernel(20, 30))
     assert (operators.covers, operators.devices[0].utilization) == ("operators", 0.3)
     nothing_else = usage(kernel(20, 30), kernel(70, 10))
@@ -221,7 +221,7 @@ def test_without_steps():
     assert "from its first GPU event" in texts["d"]
 
 
-def test_what_was_not_recorded_is_none():
+def test_unrecorded_figures_are_none():
     (device,) = usage(step(1, 0, 100), kernel(10, 30)).devices
     assert (device.utilization, device.busy) == (0.3, 0.3)
     assert (device.tensor_cores, device.tensor_unknown) == (None, 1.0)
@@ -230,7 +230,7 @@ def test_what_was_not_recorded_is_none():
     assert (device.name, device.memory_bytes, device.compute_capability) == (None, None, None)
 
 
-def test_estimates_of_some_kernels():
+def test_estimates_for_only_some_kernels():
     fact = usage(step(1, 0, 100), kernel(10, 30), kernel(50, 10, blocks=0.5, occupancy=60))
     (device,) = fact.devices
     assert (device.sm_efficiency, device.sm_unknown) == (0.05, 0.75)
@@ -239,7 +239,7 @@ def test_estimates_of_some_kernels():
     assert "count as 0" not in notes({0: usage(step(1, 0, 9), kernel(1, 3))})
 
 
-def test_a_device_without_kernels():
+def test_device_without_kernels():
     copied, empty = usage(
         step(1, 0, 100),
         work("gpu_memset", "Memset (Device)", 20, 10, device=1),
@@ -250,7 +250,7 @@ def test_a_device_without_kernels():
         assert (device.occupancy, device.occupancy_zero, device.tensor_cores) == (None, None, None)
 
 
-def test_a_span_without_length():
+def test_span_of_zero_length():
     (device,) = usage(kernel(40, 0, blocks=2.0)).devices
     assert (device.utilization, device.busy, device.sm_efficiency) == (None, None, None)
 
@@ -269,7 +269,7 @@ def test_several_devices():
     assert table["GPU 2"]["compute_capability"] == "8.6"
 
 
-def test_tensor_cores_of_other_devices_are_not_known():
+def test_tensor_cores_of_other_devices_are_unknown():
     launch = host("cuda_runtime", "hipLaunchKernel", 1, 2, correlation=1)
     assert usage(step(1, 0, 9), launch, kernel(4, 3, correlation=1)).devices[0].tensor_cores is None
 
@@ -287,15 +287,15 @@ def test_tensor_cores_of_other_devices_are_not_known():
         ("", True),
     ],
 )
-def test_the_models_name_tells_of_other_makers(name, tells):
-    """As in traces of ROCm without the runtime's calls."""
+def test_model_name_identifies_other_vendors(name, tells):
+    """Like ROCm traces without runtime calls."""
     events = step(1, 0, 9), kernel(4, 3, ORDINARY)
     (device,) = usage(*events, deviceProperties=[{"id": 0, "name": name}]).devices
     assert (device.tensor_cores, device.tensor_unknown) == ((0.0, 0.0) if tells else (None, None))
 
 
-def test_tensor_cores_are_a_share_of_the_kernels_whose_names_tell():
-    """Of 100 us 60 are of kernels that nobody knows; of the other 40 tensor cores have 30."""
+def test_tensor_core_share_excludes_unknown_kernels():
+    """60 of 100 µs are in unknown kernels; of the other 40, tensor cores take 30."""
     (device,) = usage(
         step(1, 0, 100),
         kernel(0, 60, "_mine"),
@@ -306,7 +306,7 @@ def test_tensor_cores_are_a_share_of_the_kernels_whose_names_tell():
 
 
 @pytest.mark.parametrize("as_text", [json.dumps, repr])
-def test_properties_as_text(as_text):
+def test_properties_given_as_text(as_text):
     written = [{**PROPERTIES[0], "extra": None}]
     (device,) = usage(kernel(0, 1), deviceProperties=as_text(written)).devices
     assert (device.name, device.memory_bytes, device.compute_capability) == ("Tesla V100", 34084028416, "7.0")
@@ -330,12 +330,12 @@ def test_properties_as_text(as_text):
         "[{'id': 0, 'name': 3}]",
     ],
 )
-def test_properties_that_cannot_be_understood(written):
+def test_invalid_properties_are_ignored(written):
     (device,) = usage(kernel(0, 1), deviceProperties=written).devices
     assert (device.name, device.memory_bytes, device.compute_capability) == (None, None, None)
 
 
-def test_processors():
+def test_cpu_usage():
     fact = usage(step(1, 0, 9), kernel(4, 3), **{TRACE_METADATA_KEY: {"cpu": CPU}})
     assert fact.host == HostUsage(process=1.5, workers=0.25, system=0.25, num_cpus=8)
     table = rows({0: fact})
@@ -346,14 +346,14 @@ def test_processors():
     assert "not measured" not in notes({0: fact})
 
 
-def test_processors_of_a_trace_of_others():
+def test_cpu_usage_is_missing_in_other_traces():
     fact = usage(kernel(0, 1))
     assert fact.host is None
     assert {name: row["utilization"] for name, row in rows({0: fact}).items()} == {"GPU 0": 1.0}
     assert "wasn't recorded by ModelProfCallback" in notes({0: fact})
 
 
-def test_processors_without_device():
+def test_cpu_usage_without_device():
     fact = usage(host("cpu_op", "aten::mm", 0, 5), **{TRACE_METADATA_KEY: {"cpu": CPU}})
     assert (fact.devices, fact.span, fact.covers) == ((), None, None)
     assert rows({0: fact}) == {
@@ -365,7 +365,7 @@ def test_processors_without_device():
 
 
 @pytest.mark.parametrize("key", list(CPU))
-def test_one_time_of_the_processors_is_missing(key):
+def test_missing_cpu_time_affects_only_its_figures(key):
     expected = {"process": 1.5, "workers": 0.25, "system": 0.25, "num_cpus": 8}
     lost = {
         "elapsed_ns": ("process", "workers"),
@@ -383,18 +383,18 @@ def test_one_time_of_the_processors_is_missing(key):
     assert ("A dash in a CPU row" in notes({0: fact})) == (key != "num_cpus")
 
 
-def test_processors_in_no_time():
+def test_cpu_usage_over_zero_time():
     assert host_usage(CPU | {"elapsed_ns": 0, "system_total_ns": 0}) == HostUsage(
         process=None, workers=None, system=None, num_cpus=8
     )
 
 
 @pytest.mark.parametrize("ours", [None, [], "x", {}, {"cpu": None}, {"cpu": [1]}, {"cpu": "x"}])
-def test_metadata_that_is_no_usage(ours):
+def test_invalid_cpu_metadata_is_ignored(ours):
     assert usage(kernel(0, 1), **{TRACE_METADATA_KEY: ours}).host is None
 
 
-def test_ranks():
+def test_devices_of_several_ranks():
     first = usage(step(1, 0, 10), kernel(0, 5), **{TRACE_METADATA_KEY: {"cpu": CPU}})
     second = usage(step(1, 0, 10), kernel(0, 8, device=1))
     lost = "it was not found"
@@ -410,7 +410,7 @@ def test_ranks():
     assert "Without rank 5: it was not found." in notes({3: second, 0: first, 5: lost})
 
 
-def test_absent():
+def test_trace_without_usage():
     reason = why_not(usage, host("cpu_op", "aten::mm", 0, 5))
     table = table_of(DEVICE_USAGE, {0: reason, 1: reason})
     assert (table.rows, table.absent_reason) == ((), reason)
@@ -425,7 +425,7 @@ def test_units():
 
 
 def integral_on_a_grid(intervals):
-    """Instant by instant, in fractions."""
+    """Computed for every instant, in fractions."""
     whole = Fraction(0)
     for instant in range(max((end for _, end, _ in intervals), default=0)):
         running = sum(Fraction(share) for begin, end, share in intervals if begin <= instant < end)
@@ -444,25 +444,25 @@ def integral_on_a_grid(intervals):
         max_size=14,
     )
 )
-def test_capped_integral_against_a_grid(made):
+def test_capped_integral_matches_grid(made):
     intervals = [(begin, begin + duration, share) for begin, duration, share in made]
     found = integrate_capped(
         np.array([begin for begin, _, _ in intervals], np.int64),
         np.array([end for _, end, _ in intervals], np.int64),
         np.array([share for _, _, share in intervals], np.float64),
     )
-    # A share is kept to 2**-41, so each nanosecond of each interval may be off by that.
+    # A share is accurate to 2**-41, so each nanosecond of an interval may be off by that.
     assert abs(Fraction(found) - integral_on_a_grid(intervals)) < Fraction(1, 10**9)
 
 
 def test_capped_integral_does_not_drift():
-    """Ten thousand overlapping kernels, then a year of idle time: what floats leave over would show."""
+    """Ten thousand overlapping kernels, then a year of idle time, where floating-point residue would show."""
     begin = np.arange(10_000, dtype=np.int64)
     end = begin + 3
     share = np.where(begin % 2 == 0, 0.1, 0.3)
     year_ns = 365 * 24 * 3600 * 10**9
     found = integrate_capped(np.append(begin, year_ns), np.append(end, year_ns + 1), np.append(share, 1.0))
-    # Three run at each instant, 0.5 or 0.7 in turn, but fewer in the first two and the last two.
+    # Three run at each instant, 0.5 or 0.7 alternately, but fewer at the first two and last two.
     inner = sum(0.5 if instant % 2 == 0 else 0.7 for instant in range(2, 10_000))
     outer = 0.1 + 0.4 + (0.1 + 0.3) + 0.3
     assert found == pytest.approx(inner + outer + 1, abs=1e-6)
@@ -484,7 +484,7 @@ SPAN = range(20, 60)
 
 
 def slow_usage(made, device):
-    """Utilization, busy, SM efficiency, occupancy, its zeros, tensor cores and untold, instant by instant."""
+    """The figures of ``found`` below, computed for every instant."""
     mine = [
         (name, begin, begin + length, *rest)
         for name, begin, length, number, *rest in made
@@ -510,7 +510,7 @@ def slow_usage(made, device):
 
 @settings(max_examples=100, deadline=None)
 @given(made_work)
-def test_against_an_oracle(made):
+def test_matches_oracle(made):
     events = [
         work(
             "gpu_memcpy" if name.startswith("Memcpy") else "kernel",
@@ -554,7 +554,7 @@ def plugin_figures(name):
 
 @pytest.fixture
 def plugin_names(monkeypatch):
-    """Says of kernels' names what the plugin said: it did not know cuDNN's since Ampere."""
+    """Classifies kernel names as the plugin did; it didn't know cuDNN's kernels since Ampere."""
 
     def know(name):
         rows = reference(name, "tb_plugin")["kernel_table"]["rows"]
@@ -571,21 +571,21 @@ def our_figures(trace):
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4", "a100_alexnet"])
-def test_real_traces_as_in_the_removed_plugin(name, plugin_names):
-    """Stamps of whole microseconds, so the plugin's floating point lost nothing."""
+def test_real_traces_match_removed_plugin(name, plugin_names):
+    """Time stamps in whole microseconds, so the plugin's floating point lost nothing."""
     plugin_names(name)
     assert our_figures(load(name)) == pytest.approx(plugin_figures(name), rel=1e-9, abs=0)
 
 
 def as_doubles(trace, grid):
-    """The trace with the ends of its events where microseconds in double precision put them.
+    """The trace with its events' ends where microseconds in double precision put them.
 
     Args:
         trace: the trace.
-        grid: distance of neighbouring doubles at its time stamps, in parts of a microsecond.
+        grid: distance between neighboring doubles at its time stamps, in parts of a microsecond.
 
     Returns:
-        A trace whose unit is that distance; ratios do not change with the unit.
+        A trace whose unit is that distance; ratios don't depend on the unit.
     """
     base_ns = trace.base_ns - trace.metadata.get("baseTimeNanoseconds", 0)
     begin_us = [(base_ns + value) / 1000 for value in trace.begin_ns.tolist()]
@@ -599,8 +599,8 @@ def as_doubles(trace, grid):
 
 
 @pytest.mark.parametrize(("name", "grid"), [("a100_nccl", 1024), ("v100_ns_resolution", 4)])
-def test_newer_real_traces_as_in_the_removed_plugin(name, grid, plugin_names):
-    """It added up time stamps as doubles, of 0.25 us since 1970; with those the figures are the same."""
+def test_newer_real_traces_match_removed_plugin(name, grid, plugin_names):
+    """It used doubles for time stamps, 0.25 µs apart since 1970; with that rounding the figures agree."""
     plugin_names(name)
     trace = load(name)
     rounded = our_figures(as_doubles(trace, grid))
@@ -611,7 +611,7 @@ def test_newer_real_traces_as_in_the_removed_plugin(name, grid, plugin_names):
 @pytest.mark.parametrize(
     "name", ["a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution"]
 )
-def test_real_traces_over_all_their_device_events(name):
+def test_real_traces_over_all_device_events(name):
     truth = reference(name, "stdlib")
     timeline = replace(build_timeline(load(name)), steps=None, bounds=None)
     fact = summarize_device_usage(timeline)
@@ -630,7 +630,7 @@ def test_real_devices():
     }
     a100, mi250, second = found.values()
     assert (a100.number, a100.name, a100.compute_capability) == (0, "NVIDIA A100-PG509-200", "8.0")
-    assert a100.memory_bytes / 2**30 == pytest.approx(39.39, abs=0.005)  # as the plugin showed it
+    assert a100.memory_bytes / 2**30 == pytest.approx(39.39, abs=0.005)  # as shown by the plugin
     assert (mi250.number, mi250.name, mi250.memory_bytes) == (2, "AMD Radeon Graphics", 68702699520)
     assert (mi250.sm_efficiency, mi250.occupancy, mi250.tensor_cores) == (None, None, None)
     assert (second.number, second.name) == (1, None)

@@ -1,4 +1,4 @@
-"""Distributed Summary: hand-made traces, painted microseconds, and real traces with NCCL and with gloo."""
+"""Distributed Summary: hand-made traces, an oracle on a grid, and real traces with NCCL and gloo."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def by_key(collectives):
     }
 
 
-def test_overlap_of_streams():
+def test_overlap_across_streams():
     """Communication [10, 30) and [50, 60); computation [0, 20) and [55, 70): both in [10, 20), [55, 60)."""
     fact = fact_of(
         step(0, 0, 80),
@@ -95,7 +95,7 @@ def test_overlap_of_streams():
 
 
 def test_whole_trace_and_steps():
-    """Of the three collectives one runs before the steps; a step's mean is of the two others."""
+    """One of three collectives runs before the steps, so the mean per step covers the other two."""
     launch = [event("cuda_runtime", "cudaLaunchKernel", 11 + i, 12 + i, correlation=i) for i in (1, 2)]
     fact = fact_of(
         kernel(NCCL, 0, 4, 40),
@@ -125,8 +125,8 @@ def test_whole_trace_and_steps():
     assert table.notes == ()
 
 
-def test_no_ratio_exceeds_the_whole_where_more_lies_outside_of_the_steps():
-    """The step is [100, 110): of 40 us of communication 8 are in it, of 30 us of computation 4."""
+def test_no_ratio_exceeds_one_if_most_work_is_outside_steps():
+    """The step is [100, 110): it has 8 of 40 µs of communication, and 4 of 30 µs of computation."""
     fact = fact_of(
         kernel(NCCL, 0, 32, 40),
         kernel("gemm", 10, 36),
@@ -145,15 +145,15 @@ def test_no_ratio_exceeds_the_whole_where_more_lies_outside_of_the_steps():
 
 
 @pytest.mark.parametrize("base", [[], [event("cpu_op", "aten::mm", 90, 130)]], ids=["device", "operators"])
-def test_ratios_without_steps_are_of_the_span_too(base):
+def test_ratios_without_steps_use_span(base):
     fact = fact_of(kernel(NCCL, 0, 100, 40), kernel("gemm", 100, 120), *base)
     rows = table_of(DISTRIBUTED, {0: fact}).rows
     shares = (10 / 40, 20 / 40) if base else (100 / 120, 20 / 120)
     assert tuple(row[2] for row in rows[1:3]) == shares
 
 
-def test_kernels_of_an_exchange_between_experts():
-    """DeepEP's, as of a mixture of experts: nothing around their launches says that they communicate."""
+def test_kernels_that_exchange_between_experts():
+    """DeepEP's kernels, for a mixture of experts; nothing around their launches indicates communication."""
     fact = fact_of(
         step(0, 0, 100),
         kernel("void deep_ep::internode::dispatch<false, 8, true, 8>(int4*, float*)", 10, 30, 40),
@@ -168,7 +168,7 @@ def test_kernels_of_an_exchange_between_experts():
     }
 
 
-def test_without_steps_the_base_is_the_device_or_the_operators():
+def test_base_without_steps_is_device_or_operators():
     fact = fact_of(kernel(NCCL, 0, 10, 40), kernel("gemm", 5, 25))
     assert (fact.base, fact.base_ns, fact.in_steps, fact.num_steps) == ("device", 25 * US, None, 0)
     assert table_of(DISTRIBUTED, {0: fact}).rows[0] == (
@@ -182,7 +182,7 @@ def test_without_steps_the_base_is_the_device_or_the_operators():
     assert table_of(DISTRIBUTED, {0: fact}).rows[0][0] == "Span of the operators"
 
 
-def test_nothing_to_compare_with():
+def test_trace_without_base_has_no_ratios():
     fact = fact_of(event("user_annotation", "gloo:barrier", 0, 10))
     assert (fact.base, fact.base_ns) == (None, None)
     table = table_of(DISTRIBUTED, {0: fact})
@@ -190,8 +190,8 @@ def test_nothing_to_compare_with():
     assert table.depths == (0, 0, 0, 0)
 
 
-def test_gloo_on_the_host():
-    """The union over threads of [2, 8), [5, 12) and [14, 15); no kernels, so no overlap is known."""
+def test_gloo_on_host():
+    """The union over threads of [2, 8), [5, 12) and [14, 15); without kernels, the overlap is unknown."""
     fact = fact_of(
         step(0, 0, 20),
         event("cpu_op", "c10d::allreduce_", 1, 2),
@@ -211,7 +211,7 @@ def test_gloo_on_the_host():
     assert ["CPU ranges" in note for note in table.notes] == [True, False]
 
 
-def test_gloo_with_a_device():
+def test_gloo_with_device():
     fact = fact_of(
         step(0, 0, 20),
         event("user_annotation", "gloo:all_reduce", 2, 8, 2),
@@ -221,13 +221,13 @@ def test_gloo_with_a_device():
     assert microseconds(fact.whole) == (6, 7, 3, 3)
 
 
-def test_nccl_recorded_on_the_host_only():
+def test_nccl_recorded_only_on_host():
     fact = fact_of(step(0, 0, 20), event("user_annotation", "nccl:all_reduce", 2, 8))
     assert (fact.source, fact.is_asynchronous) == ("host", True)
     assert len(table_of(DISTRIBUTED, {0: fact}).notes) == 3
 
 
-def test_nccl_without_a_kernel_that_communicates():
+def test_nccl_without_communication_kernels():
     asked = event("user_annotation", "nccl:all_reduce", 2, 8)
     assert "single-process" in why_not(fact_of, step(0, 0, 20), asked, kernel("gemm", 3, 9))
     beside = fact_of(step(0, 0, 20), asked, kernel("gemm", 3, 9), event("cpu_op", "gloo:barrier", 7, 11, 2))
@@ -245,8 +245,8 @@ def test_nccl_without_a_kernel_that_communicates():
         (1, {"world_size": 8}, True),
     ],
 )
-def test_why_no_kernel_communicates(group_size, info, is_several):
-    """A job of several processes has something to communicate: then the kernels were not recognised."""
+def test_reason_for_missing_communication_kernels(group_size, info, is_several):
+    """A job of several processes must communicate, so its kernels weren't recognized."""
     args = {} if group_size is None else PARAMS | {"Group size": group_size}
     events = [
         event("cpu_op", "record_param_comms", 1, 9, **args),
@@ -260,7 +260,7 @@ def test_why_no_kernel_communicates(group_size, info, is_several):
 
 
 def launched(host, name, device_time=40):
-    """A kernel launched in a range of the host, and a gemm that is not."""
+    """A kernel launched in a host range, and a gemm launched outside it."""
     return fact_of(
         step(0, 0, 100),
         event("cpu_op", "record_param_comms", 8, 18),
@@ -282,7 +282,7 @@ def launched(host, name, device_time=40):
         ("symm_mem::one_shot_all_reduce", "void anything<float>()", "one_shot_all_reduce"),
     ],
 )
-def test_kernels_launched_in_a_backends_range_communicate(host, name, collective):
+def test_kernels_launched_in_backend_range_communicate(host, name, collective):
     fact = launched(host, name)
     assert (fact.source, microseconds(fact.whole)) == ("device", (40, 20, 0, 40))
     assert by_key(fact.collectives) == {(collective, None, None): (1, 40, None)}
@@ -300,7 +300,7 @@ def test_kernels_launched_in_a_backends_range_communicate(host, name, collective
         ("aten::mm", "gemm"),
     ],
 )
-def test_other_kernels_launched_beside_communication_do_not(host, name):
+def test_other_kernels_launched_next_to_communication_do_not(host, name):
     fact = fact_or_why(launched, host, name)
     assert isinstance(fact, str) or fact.source == "host"  # gloo's own ranges
 
@@ -319,16 +319,16 @@ def test_other_kernels_launched_beside_communication_do_not(host, name):
         "mscclKernel_Sum_float",
     ],
 )
-def test_kernels_that_communicate_by_their_names(name):
+def test_communication_kernels_by_name(name):
     fact = fact_of(kernel(name, 0, 5), kernel("accl_gemm", 10, 12))
     assert microseconds(fact.whole) == (5, 2, 0, 5)
 
 
-def test_calls_of_symmetric_memory_alone():
+def test_calls_of_symmetric_memory_without_kernels():
     assert "symm_mem" in why_not(fact_of, event("cpu_op", "symm_mem::one_shot_all_reduce", 0, 5))
 
 
-def test_the_time_between_windows_is_in_no_ratio():
+def test_time_between_windows_is_in_no_ratio():
     """Two windows of 20, each with 5 of communication."""
     fact = fact_of(
         *(step(n, at, at + 10) for n, at in ((5, 0), (6, 10), (55, 1_000), (56, 1_010))),
@@ -342,13 +342,13 @@ def test_the_time_between_windows_is_in_no_ratio():
     assert "2 separate ranges, and no ratio includes the time in between" in " ".join(table.notes)
 
 
-def test_host_ranges_do_not_count_beside_kernels():
+def test_host_ranges_do_not_count_if_kernels_exist():
     fact = fact_of(event("user_annotation", "nccl:all_reduce", 0, 50), kernel(NCCL, 60, 70, 40))
     assert microseconds(fact.whole) == (10, 0, 0, 10)
     assert [one.time.calls for one in fact.collectives] == [1]
 
 
-def test_no_communication():
+def test_trace_without_communication():
     single = why_not(
         fact_of,
         step(0, 0, 20),
@@ -379,11 +379,11 @@ def test_no_communication():
         ("void my_nccl_thing(int)", "my_nccl_thing"),
     ],
 )
-def test_name_from_the_kernel_alone(name, expected):
+def test_name_from_kernel_alone(name, expected):
     assert by_key(fact_of(kernel(name, 0, 5)).collectives) == {(expected, None, None): (1, 5, None)}
 
 
-def test_the_kernels_own_description_comes_first():
+def test_kernel_description_takes_precedence():
     args = PARAMS | {"Collective name": "_allgather_base", "dtype": "BFloat16"}
     fact = fact_of(
         event("cpu_op", "record_param_comms", 0, 9, **PARAMS),
@@ -394,8 +394,8 @@ def test_the_kernels_own_description_comes_first():
     assert by_key(fact.collectives) == {("all_gather", "default_pg", 2): (1, 4, 200)}
 
 
-def test_description_of_the_operator_that_launched_it():
-    """The innermost one around the launch on its thread, not one of another thread at the same time."""
+def test_launching_operator_provides_description():
+    """The innermost one around the launch on its thread, not a simultaneous one on another thread."""
     fact = fact_of(
         event("cpu_op", "record_param_comms", 0, 100, 2, **PARAMS | {"Collective name": "broadcast"}),
         event("cpu_op", "c10d::allreduce_", 0, 20),
@@ -407,8 +407,8 @@ def test_description_of_the_operator_that_launched_it():
     assert by_key(fact.collectives) == {("all_reduce", "default_pg", 2): (1, 4, 400)}
 
 
-def test_range_of_the_backend_that_launched_it():
-    """Torch 1 and 2.0 have no description; kernels of an all-to-all say SendRecv."""
+def test_launching_backend_range_provides_name():
+    """torch 1 and 2.0 write no description; an all-to-all's kernels are called SendRecv."""
     fact = fact_of(
         event("cpu_op", "record_param_comms", 1, 19),
         event("user_annotation", "nccl:all_to_all", 2, 18),
@@ -418,7 +418,7 @@ def test_range_of_the_backend_that_launched_it():
     assert by_key(fact.collectives) == {("all_to_all", None, None): (1, 4, None)}
 
 
-def test_operator_by_external_id_where_the_launch_is_lost():
+def test_operator_is_found_by_external_id_if_launch_is_lost():
     fact = fact_of(
         event("cpu_op", "record_param_comms", 1, 19, **PARAMS, **{"External id": 77}),
         kernel(NCCL, 30, 34, 40, correlation=5, **{"External id": 77}),
@@ -430,12 +430,12 @@ def test_operator_by_external_id_where_the_launch_is_lost():
     ("dtype", "size"),
     [("Long", 8), ("Half", 2), ("Byte", 1), ("Float8_e4m3fn", 1), ("ComplexDouble", 16), ("QInt32", None)],
 )
-def test_size_of_an_element(dtype, size):
+def test_element_size(dtype, size):
     fact = fact_of(kernel(NCCL, 0, 1, **PARAMS | {"dtype": dtype}))
     assert fact.collectives[0].size_bytes == (None if size is None else 100 * size)
 
 
-def test_size_is_unknown_when_one_call_did_not_record_it():
+def test_size_is_unknown_if_one_call_did_not_record_it():
     known = kernel(NCCL, 0, 1, **PARAMS)
     unknown = kernel(NCCL, 2, 3, **{key: value for key, value in PARAMS.items() if key != "In msg nelems"})
     assert fact_of(known, known).collectives[0].size_bytes == 800
@@ -443,7 +443,7 @@ def test_size_is_unknown_when_one_call_did_not_record_it():
     assert (both.time.calls, both.size_bytes) == (2, None)
 
 
-def test_groups_are_told_apart():
+def test_groups_are_kept_apart():
     other = PARAMS | {"Process Group Description": "dp", "Group size": 4}
     fact = fact_of(
         kernel(NCCL, 0, 1, **PARAMS),
@@ -477,7 +477,7 @@ def test_several_ranks():
     ]
     assert [row[1] // US for row in table.rows] == [20, 4, 4, 2, 2, 40, 15, 0, 0, 15]
     assert table.notes[-1] == "Without rank 2: the trace has no communication."
-    # All-reduce: 4 on rank 0 and 10 on rank 1, of 400 bytes each.
+    # All-reduce: 4 on rank 0 and 10 on rank 1, with 400 bytes each.
     pooled = table_of(COLLECTIVES, ranks)
     assert pooled.rows == (
         ("all_reduce", "default_pg", 2, 2, 14 * US, 7 * US, 10 * US, 4 * US, 800),
@@ -486,7 +486,7 @@ def test_several_ranks():
     assert pooled.notes[-1] == table.notes[-1]
 
 
-# The oracle: looks at every microsecond.
+# The oracle: checks every microsecond.
 
 KINDS = [
     ("kernel", NCCL),
@@ -500,7 +500,7 @@ KINDS = [
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 30), st.integers(0, 12)), max_size=10))
-def test_against_the_oracle(drawn):
+def test_matches_oracle(drawn):
     events = [(cat, name, begin, begin + size) for (cat, name), begin, size in drawn]
     made = [event(*one, tid=index, device=0) for index, one in enumerate(events)]
     on_device = [one for one in events if one[1] == NCCL]
@@ -524,7 +524,7 @@ def test_against_the_oracle(drawn):
     )
 
 
-# Real traces.
+# Real traces
 
 
 @pytest.mark.parametrize("name", ["a100_nccl", "sampled_2rank_rank0", "sampled_2rank_rank1"])
@@ -543,15 +543,15 @@ def test_real_trace_of_one_process(name):
     assert why_not(summarize_distributed, build_timeline(load(name))) == "the trace has no communication"
 
 
-def test_real_trace_of_a_job_of_one_process():
-    """Its host asks NCCL for all-reduces in a group of one, for which NCCL needs no kernel."""
+def test_real_trace_of_one_process_job_that_calls_nccl():
+    """Its host calls NCCL's all-reduce in a group of one, which needs no kernel."""
     assert reference("v100_ns_resolution", "stdlib")["comm_union_us"] == 0
     timeline = build_timeline(load("v100_ns_resolution"))
     assert "single-process" in why_not(summarize_distributed, timeline)
 
 
 def test_collectives_of_real_traces():
-    """DDP's buckets; and ranks of an old torch, where only the ranges around the launches tell."""
+    """DDP's buckets, and ranks of an old torch, where only the ranges around launches name the collective."""
     fact = summarize_distributed(build_timeline(load("a100_nccl")))
     top = {kernel["name"]: kernel for kernel in reference("a100_nccl", "stdlib")["top5_kernels"]}
     (all_reduce,) = (one for name, one in top.items() if "AllReduce" in name)
@@ -561,7 +561,7 @@ def test_collectives_of_real_traces():
     ]
     assert fact.collectives[0].time.calls == all_reduce["n"]
     assert fact.collectives[0].time.total_ns == pytest.approx(all_reduce["dur_us"] * US, abs=1)
-    # The file's "In msg nelems" of the kernels, times 4 bytes of a Float.
+    # The kernels' "In msg nelems" from the file, times the 4 bytes of a Float.
     trace = load("a100_nccl")
     per_step = 4 * (2049000 + 7875584 + 6563840 + 2431040 + 6637568)
     assert {one.in_elements for one in trace.collectives} >= {2049000, 6637568}
@@ -574,7 +574,7 @@ def test_collectives_of_real_traces():
     }
 
 
-# A real job of two ranks, on this machine's CPU.
+# A real job of two ranks, on the local CPU
 
 _JOB = """
 import os, sys, torch, torch.distributed as dist
@@ -598,7 +598,7 @@ if child:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on the loopback interface is tried on Linux")
-def test_two_ranks_of_gloo(tmp_path):
+def test_two_gloo_ranks(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

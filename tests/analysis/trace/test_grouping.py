@@ -1,4 +1,4 @@
-"""Grouping without sorting, against NumPy's."""
+"""Grouping without sorting, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ numbers = st.lists(st.integers(0, 20), max_size=30).map(lambda values: np.array(
 
 @given(numbers, st.sampled_from([21, 10**12]))
 def test_distinct(values, size):
-    """With a small size by a table, with a large one by sorting."""
+    """A small size uses a table, a large one sorting."""
     found, place = distinct(values, size)
     assert found.tolist() == sorted(set(values.tolist()))
     assert found[place].tolist() == values.tolist()
@@ -39,5 +39,5 @@ def test_names_of_some_events():
     assert [texts[index] for index in place.tolist()] == ["b", "a", "b"]
     tested = []
     assert rows_named(trace, rows, lambda name: tested.append(name) or name == "b").tolist() == [0, 3]
-    assert sorted(tested) == ["a", "b"]  # each once, and none of the other events'
+    assert sorted(tested) == ["a", "b"]  # each once, and no other event's
     assert rows_named(trace, rows[:0], lambda name: True).tolist() == []

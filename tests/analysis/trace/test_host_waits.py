@@ -1,4 +1,4 @@
-"""Waits of the host: hand-made traces, and a simulated device that runs the same program without waits."""
+"""CPU waits for the GPU: hand-made traces, and a simulated device running the same program without waits."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def fact_of(*events):
 
 
 def savings(fact):
-    """Microseconds saved in each wait's place, most first."""
+    """Microseconds saved per place of a wait, most first."""
     return [one.saves_ns / US for one in fact.waits]
 
 
 def times(fact):
-    """Idle, fetches, saving and late, in microseconds."""
+    """Idle, fetch, saved and late time, in microseconds."""
     return tuple(ns / US for ns in (fact.idle_ns, fact.fetch_ns, fact.saves_ns, fact.late_ns))
 
 
-# How much is saved
+# Savings
 
 
-def test_the_gap_after_a_wait():
-    """Busy [0, 10) ms, the host waits [2, 10), launches at 13: 3 ms idle after 8 ms of waiting."""
+def test_wait_saves_gap_after_it():
+    """Busy [0, 10) ms, the host waits [2, 10) and launches at 13: 3 ms idle after 8 ms of waiting."""
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 10000, 1),
@@ -74,16 +74,16 @@ def test_the_gap_after_a_wait():
     assert (fact.num_steps, fact.steps_ns, fact.num_kernels) == (1, 20000 * US, 2)
 
 
-def test_a_host_that_is_late_anyway():
-    """It waits 20 us for an idle device, which is idle for 2 ms."""
+def test_late_host_saves_only_its_wait():
+    """It waits 20 µs for an idle device, which stays idle for 2 ms."""
     fact = fact_of(step(1, 0, 20000), *kernel(0, 0, 1000, 1), wait(1100, 1120), *kernel(3000, 3000, 20000, 2))
     assert times(fact) == (2000, 0, 20, 1980)
     assert (fact.launch_ns, fact.longest_launch_ns) == (1980 * US, 1980 * US)
 
 
 @pytest.mark.parametrize(("waited", "saving"), [(8000, 460), (200, 200)])
-def test_an_empty_queue_costs_more_than_the_first_gap(waited, saving):
-    """After the wait five kernels of 10 us are launched every 100 us: gaps of 100 and four times 90 us."""
+def test_empty_queue_costs_more_than_first_gap(waited, saving):
+    """After the wait, five kernels of 10 µs are launched every 100 µs: gaps of 100 and four times 90 µs."""
     small = [
         one for k in range(5) for one in kernel(10100 + 100 * k, 10100 + 100 * k, 10110 + 100 * k, 2 + k)
     ]
@@ -91,8 +91,8 @@ def test_an_empty_queue_costs_more_than_the_first_gap(waited, saving):
     assert times(fact) == (460, 0, saving, 460 - saving)
 
 
-def test_two_waits_in_a_row():
-    """The second one waits 20 us for an idle device; a gap of 3 ms is put down to the later one first."""
+def test_two_consecutive_waits():
+    """The second wait lasts 20 µs on an idle device; the later wait is charged first for the gap of 3 ms."""
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 10000, 1),
@@ -106,8 +106,8 @@ def test_two_waits_in_a_row():
     }
 
 
-def test_another_stream_works_on_when_the_wait_ends():
-    """The wait ends at 9, the other stream at 10: without the wait of 7 ms there were no gap of 3."""
+def test_other_stream_works_beyond_end_of_wait():
+    """The wait ends at 9, the other stream at 10: without the wait of 7 ms there'd be no gap of 3."""
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 9000, 1),
@@ -118,8 +118,8 @@ def test_another_stream_works_on_when_the_wait_ends():
     assert times(fact) == (3000, 0, 3000, 0)
 
 
-def test_a_wait_that_costs_nothing():
-    """Work was queued before the wait. At the end nothing follows, and the host is late for 1 ms."""
+def test_wait_that_costs_nothing():
+    """Work was queued before the first wait. No work follows the second, and the host is late by 1 ms."""
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 10000, 1),
@@ -131,7 +131,7 @@ def test_a_wait_that_costs_nothing():
     assert fact.waits[0].wait_ns == (9990 + 4000) * US
 
 
-def test_of_several_devices_the_busiest_counts():
+def test_busiest_of_several_devices_counts():
     """Device 1 is idle for 3 ms after the wait, device 0 for 1 ms."""
     fact = fact_of(
         step(1, 0, 20000),
@@ -148,8 +148,8 @@ def test_of_several_devices_the_busiest_counts():
     ("waiting", "launching", "saving"),
     [(1, 2, 3000), (2, 2, 3000), (2, 1, 3000), (3, 1, 0)],
 )
-def test_threads(waiting, launching, saving):
-    """The steps' thread and the one of the backward pass take turns; a helper's waits keep nobody waiting."""
+def test_only_waits_of_launching_threads_cost_time(waiting, launching, saving):
+    """The steps' thread and the backward thread alternate; a helper's waits hold up neither."""
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 10000, 1),
@@ -161,8 +161,8 @@ def test_threads(waiting, launching, saving):
     assert fact.waits[0].wait_ns == 8010 * US
 
 
-def test_waits_that_overlap_on_two_threads_are_waited_once():
-    """[2, 10) and [9.5, 10.5): 8.5 ms together, of which a gap of 20 ms takes all."""
+def test_overlapping_waits_on_two_threads_count_once():
+    """[2, 10) and [9.5, 10.5): 8.5 ms together, all of it saved from a gap of 20 ms."""
     fact = fact_of(
         step(1, 0, 40000),
         *kernel(0, 0, 10000, 1),
@@ -174,7 +174,7 @@ def test_waits_that_overlap_on_two_threads_are_waited_once():
     assert times(fact) == (20000, 0, 8500, 11500)
 
 
-def test_outside_of_the_steps():
+def test_waits_outside_steps_do_not_count():
     fact = fact_of(
         *kernel(0, 0, 900, 1),
         wait(100, 900),
@@ -186,8 +186,8 @@ def test_outside_of_the_steps():
     assert times(fact) == (1000, 0, 0, 1000)
 
 
-def test_what_a_fetch_takes_is_not_the_wait_s():
-    """Of the gap [10, 13) the loop fetches its batch in [10.2, 12.7)."""
+def test_fetch_is_not_charged_to_wait():
+    """In the gap [10, 13) the loop fetches its batch, [10.2, 12.7)."""
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 10000, 1),
@@ -198,7 +198,7 @@ def test_what_a_fetch_takes_is_not_the_wait_s():
     assert times(fact) == (3000, 2500, 500, 0)
 
 
-def test_what_was_queued_and_yet_waited_is_nobody_s():
+def test_delay_of_queued_work_is_not_charged():
     fact = fact_of(step(1, 0, 20000), *kernel(0, 0, 1000, 1), *kernel(500, 3000, 20000, 2), wait(600, 900))
     assert times(fact) == (2000, 0, 0, 0)
 
@@ -207,9 +207,9 @@ def test_what_was_queued_and_yet_waited_is_nobody_s():
 
 
 def steps_with_waits(num_steps, *, first_wait=10, extra=()):
-    """Steps of 20 ms: busy [0, 10), the host waits [0.1, 10), and launches at 13: 3 ms idle; busy to 20.
+    """Steps of 20 ms: busy [0, 10), the host waits [0.1, 10) and launches at 13: 3 ms idle, then busy to 20.
 
-    In the last 10 us of each step it waits again, and is 1 ms late in the next.
+    In the last 10 µs of each step it waits again, and is 1 ms late in the next.
     """
     ids = count(1)
     events = []
@@ -229,8 +229,8 @@ def steps_with_waits(num_steps, *, first_wait=10, extra=()):
     return fact_of(*events, *extra)
 
 
-def test_the_first_step_does_not_count_where_others_follow():
-    """Three steps: in each of the last two 1 ms idle after the wait that ended the step before, and 3 ms."""
+def test_first_step_does_not_count_if_others_follow():
+    """Three steps: each of the last two has 1 ms idle after the previous step's last wait, and 3 ms."""
     fact = steps_with_waits(3, first_wait=1000)
     assert (fact.num_steps, fact.steps_ns) == (2, 2 * 21000 * US)
     assert times(fact) == (8000, 0, 8000, 0)
@@ -240,13 +240,13 @@ def test_the_first_step_does_not_count_where_others_follow():
     }
 
 
-def test_one_step_alone_counts():
+def test_single_step_counts():
     assert steps_with_waits(1).num_steps == 1
 
 
 @pytest.mark.parametrize(("waits_in", "late"), [((1, 2), 0), ((1,), 2000), ((2,), 3000), ((), 6000)])
-def test_the_gap_after_the_last_event(waits_in, late):
-    """Two steps end with 3 ms idle each. A wait of 4 ms costs these in its step, and its rest in the next."""
+def test_gap_after_last_event(waits_in, late):
+    """Two steps end with 3 ms idle each. A wait of 4 ms costs that in its step, and its rest in the next."""
     events = [step(0, 0, 10000)]
     for number in (1, 2):
         begin = 10000 * number
@@ -257,14 +257,14 @@ def test_the_gap_after_the_last_event(waits_in, late):
     assert fact.late_ns / US == late
 
 
-def test_the_end_of_one_step_alone_is_not_the_wait_s():
-    """Nobody knows if work follows."""
+def test_end_of_single_step_is_not_charged_to_wait():
+    """It's unknown whether work follows."""
     fact = fact_of(step(1, 0, 10000), *kernel(0, 0, 7000, 1), wait(1000, 7000))
     assert times(fact) == (3000, 0, 0, 3000)
 
 
-def test_what_the_host_waits_for_once_when_recording_begins():
-    """5 ms in the first step, at a place that no later step waits at, cost the second one nothing."""
+def test_wait_only_at_start_of_recording_does_not_count():
+    """5 ms in the first step, at a place where no later step waits, cost the second step nothing."""
     fact = fact_of(
         step(0, 0, 10000),
         *kernel(0, 0, 10000, 1),
@@ -278,8 +278,8 @@ def test_what_the_host_waits_for_once_when_recording_begins():
 
 
 @pytest.mark.parametrize(("gap_step", "saving"), [(2, 1000), (3, 0)])
-def test_a_wait_is_forgotten_after_the_next_step(gap_step, saving):
-    """Steps of 10 ms; in step 1 the host waits 5 ms, in one of the later ones the device is idle for 1."""
+def test_wait_is_forgotten_after_next_step(gap_step, saving):
+    """Steps of 10 ms; the host waits 5 ms in step 1, and the device is idle for 1 ms in a later step."""
     events = [step(number, 10000 * number, 10000 * (number + 1)) for number in range(4)]
     for number in range(4):
         begin = 10000 * number + (1000 if number == gap_step else 0)
@@ -288,8 +288,8 @@ def test_a_wait_is_forgotten_after_the_next_step(gap_step, saving):
     assert times(fact) == (1000, 0, saving, 1000 - saving)
 
 
-def test_late_around_the_model_is_not_late_launching():
-    """Of the gap [2, 8) the host is in backward until 3, then logging until 7, then in forward."""
+def test_lateness_outside_model_is_not_late_launching():
+    """During the gap [2, 8) the host is in backward until 3, then logging until 7, then in forward."""
     fact = fact_of(
         step(1, 0, 20000),
         event("user_annotation", "modelprof: backward", 0, 3000),
@@ -302,11 +302,11 @@ def test_late_around_the_model_is_not_late_launching():
     assert (fact.launch_ns, fact.longest_launch_ns) == (2000 * US, 2000 * US)
 
 
-# What waits, and where
+# Kinds and places of waits
 
 
 def item(begin, end, correlation, copy, tid=1):
-    """``tensor.item()``: a copy of ``copy`` = (begin, end), and a synchronization."""
+    """``tensor.item()``: a copy at ``copy`` = (begin, end), and a synchronization."""
     called = event("cuda_runtime", "cudaMemcpyAsync", begin + 2, begin + 4, tid, correlation=correlation)
     return [
         event("cpu_op", "aten::item", begin, end, tid),
@@ -317,7 +317,7 @@ def item(begin, end, correlation, copy, tid=1):
     ]
 
 
-def test_item_in_all_its_places():
+def test_place_of_item_call():
     fact = fact_of(
         step(1, 0, 20000),
         event("user_annotation", "modelprof: forward", 0, 15000),
@@ -338,7 +338,7 @@ def test_item_in_all_its_places():
     assert one.saves_ns == 3000 * US
 
 
-def test_phase_of_another_thread_s_wait():
+def test_phase_of_wait_on_other_thread():
     fact = fact_of(
         step(1, 0, 20000),
         event("user_annotation", "modelprof: backward", 0, 15000),
@@ -376,7 +376,7 @@ def test_asynchronous_copies_that_wait(name, call, copy, kind):
     assert sum(one.wait_ns for one in fact.waits) == (call[1] - call[0]) * US * bool(kind)
 
 
-def test_a_synchronization_after_a_copy_in_the_same_operator_waits_for_the_copy():
+def test_synchronization_in_operator_waits_for_its_copy():
     fact = fact_of(
         step(1, 0, 1000),
         event("cpu_op", "aten::to", 90, 400),
@@ -392,7 +392,7 @@ def test_a_synchronization_after_a_copy_in_the_same_operator_waits_for_the_copy(
     }
 
 
-def test_a_driver_s_call_inside_of_a_runtime_s_is_the_same_wait():
+def test_driver_call_inside_runtime_call_is_same_wait():
     fact = fact_of(
         step(1, 0, 20000),
         *kernel(0, 0, 10000, 1),
@@ -404,12 +404,12 @@ def test_a_driver_s_call_inside_of_a_runtime_s_is_the_same_wait():
     assert (one.calls, one.wait_ns, one.saves_ns) == (1, 8000 * US, 3000 * US)
 
 
-def test_absent():
+def test_trace_without_device_or_steps():
     assert why_not(fact_of, step(1, 0, 100), event("cpu_op", "aten::mm", 10, 20)) == NO_DEVICE
     assert why_not(fact_of, event("cpu_op", "aten::mm", 10, 20), *kernel(11, 12, 30, 1)) == NO_STEP_RANGES
 
 
-def test_ranks_together():
+def test_ranks_are_pooled():
     one = fact_of(
         step(1, 0, 20000), *kernel(0, 0, 10000, 1), wait(2000, 10000), *kernel(13000, 13000, 20000, 2)
     )
@@ -420,8 +420,8 @@ def test_ranks_together():
     assert (both.longest_launch_ns, both.num_kernels, len(both.waits)) == (4000 * US, 4, 1)
 
 
-def test_the_table_has_the_places_that_wait():
-    """The gap of 3 ms, of which 0.5 ms are a fetch, and 1 ms in which work was queued, in a step of 20 ms."""
+def test_table_lists_places_that_wait():
+    """A gap of 3 ms, 0.5 ms of it a fetch, and 1 ms with work queued, in a step of 20 ms."""
     fact = fact_of(
         step(1, 0, 20000),
         event("user_annotation", "my loss", 0, 12000),
@@ -444,7 +444,7 @@ def test_the_table_has_the_places_that_wait():
     assert table_of(HOST_WAITS, {0: NO_DEVICE}).absent_reason == NO_DEVICE
 
 
-# Against a device that is simulated
+# Against a simulated device
 
 PROGRAM = st.lists(
     st.one_of(
@@ -458,7 +458,7 @@ PROGRAM = st.lists(
 
 
 def simulate(program, *, with_waits):
-    """Runs a program of the host on a device that works in the order of launches.
+    """Runs a host program on a device that works in launch order.
 
     Returns:
         When the device is done, and the events.
@@ -481,8 +481,8 @@ def simulate(program, *, with_waits):
 
 @settings(max_examples=150, deadline=None)
 @given(PROGRAM)
-def test_savings_are_what_the_same_program_saves_without_waits(program):
-    """It begins with a launch: before its first event nobody knows since when the device was idle."""
+def test_savings_match_same_program_without_waits(program):
+    """The program starts with a launch: how long the device was idle before its first event is unknown."""
     program = [("launch", 5), *program]
     done, events = simulate(program, with_waits=True)
     done_without, _ = simulate(program, with_waits=False)
@@ -509,7 +509,7 @@ ANY = st.lists(
 @settings(max_examples=100, deadline=None)
 @given(ANY, st.integers(1, 4))
 def test_no_time_is_counted_twice_in_any_trace(parts, num_steps):
-    """Threads, streams, devices and steps in any disorder."""
+    """Threads, streams, devices and steps in any order."""
     events = [step(number, 250 * number, 250 * (number + 1)) for number in range(num_steps)]
     for number, (what, begin, length, delay, tid, device) in enumerate(parts):
         if what == "kernel":

@@ -1,4 +1,4 @@
-"""Idle Summary: hand-made gaps, an oracle that paints every moment, and the real traces' busy times."""
+"""Idle Summary: hand-made gaps, an oracle that checks every moment, and the real traces' busy times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def microseconds(tally):
 
 
 def causes(device):
-    """Gaps and microseconds of each cause that occurs."""
+    """Gaps and microseconds per cause, without causes that don't occur."""
     return {
         cause: microseconds(tally)
         for cause, tally in zip(CAUSES, device.by_cause, strict=True)
@@ -55,15 +55,15 @@ def causes(device):
 
 
 def test_each_cause():
-    """Busy [0, 10), [15, 20), [100, 110), [160, 170) and in it a copy; gaps of 5, 80 and 50 between."""
+    """Busy [0, 10), [15, 20), [100, 110), [160, 170) with a copy inside; gaps of 5, 80 and 50 between."""
     device = one_device(
         work(0, 10),
         launch(2, 1),
-        work(15, 20, 1),  # launched at 2, before the gap begins at 10: 5 us from one kernel to the next
+        work(15, 20, 1),  # launched at 2, before the gap starts at 10: 5 µs from one kernel to the next
         launch(90, 2),
-        work(100, 110, 2, stream=9),  # launched at 90, after the gap began at 20
+        work(100, 110, 2, stream=9),  # launched at 90, after the gap started at 20
         launch(92, 3),
-        work(160, 170, 3),  # launched at 92, before the gap began at 110, and 50 us late
+        work(160, 170, 3),  # launched at 92, before the gap started at 110, and 50 µs late
         work(165, 168, cat="gpu_memcpy"),
     )
     assert (device.span_ns, device.busy_ns) == (170 * US, 35 * US)
@@ -74,7 +74,7 @@ def test_each_cause():
 
 
 @pytest.mark.parametrize(("gap", "cause"), [(29.999, "kernel gap"), (30, "unknown"), (30.001, "unknown")])
-def test_how_long_a_kernel_gap_may_be(gap, cause):
+def test_longest_kernel_gap(gap, cause):
     assert KERNEL_GAP_NS == 30 * US
     device = one_device(launch(0, 1), work(5, 10), work(10 + gap, 50, 1))
     assert causes(device) == {cause: (1, gap)}
@@ -82,13 +82,13 @@ def test_how_long_a_kernel_gap_may_be(gap, cause):
 
 
 @pytest.mark.parametrize(("launched", "cause"), [(9.999, "kernel gap"), (10, "kernel gap"), (10.001, "host")])
-def test_launched_before_or_after_the_gap_began(launched, cause):
+def test_launch_before_or_after_gap_starts(launched, cause):
     device = one_device(work(5, 10), launch(launched, 1), work(20, 30, 1))
     assert causes(device) == {cause: (1, 10)}
 
 
 @pytest.mark.parametrize("first_in_file", [1, 2])
-def test_of_several_events_that_end_a_gap_the_one_launched_first_counts(first_in_file):
+def test_earliest_launch_counts_among_events_that_end_gap(first_in_file):
     both = [work(20, 30, 1, stream=7), work(20, 30, 2, stream=8)]
     events = both if first_in_file == 1 else both[::-1]
     device = one_device(launch(2, 1), work(5, 10), launch(15, 2), work(20, 30, stream=9), *events)
@@ -101,7 +101,7 @@ def test_of_several_events_that_end_a_gap_the_one_launched_first_counts(first_in
     [("k", "k", "other stream"), (NCCL, "k", "communication"), ("k", NCCL, "communication")],
 )
 def test_queued_work_waits_for_communication_or_is_it(before, after, cause):
-    """What is launched at 2 on another stream begins 50 us after the end of what ran before it."""
+    """Work launched at 2 on another stream starts 50 µs after the end of the work before it."""
     first = event("kernel", before, 0, 10, 7, 0, device=0, stream=7)
     second = event("kernel", after, 60, 70, 9, 0, device=0, stream=9, correlation=1)
     assert causes(one_device(first, launch(2, 1), second)) == {cause: (1, 50)}
@@ -115,7 +115,7 @@ def test_unknown_launch():
     assert table.notes == ("2 gaps are in Other because the launch of their event wasn't recorded.",)
 
 
-def test_launch_known_by_its_operator():
+def test_launch_is_found_through_operator():
     device = one_device(
         work(0, 10),
         event("cpu_op", "aten::mm", 14, 16, **{"External id": 5}),
@@ -126,8 +126,8 @@ def test_launch_known_by_its_operator():
 
 
 @pytest.mark.parametrize("name", [FETCH, "enumerate(DataPipe)#Pipe", "modelprof: dataloader"])
-def test_the_launching_thread_waited_for_data(name):
-    """Of the gap [10, 50) the fetch [5, 40) on the launching thread takes 30; the others do not count."""
+def test_launching_thread_waited_for_data(name):
+    """Of the gap [10, 50), the fetch [5, 40) on the launching thread takes 30; the others don't count."""
     device = one_device(
         work(0, 10),
         event("user_annotation", name, 5, 40),
@@ -146,23 +146,23 @@ def test_each_thread_has_its_own_fetches():
         event("user_annotation", FETCH, 30, 60, 2),
         work(0, 10),
         launch(19, 1, 1),
-        work(20, 30, 1),  # gap [10, 20): thread 1, all of it in its fetch
+        work(20, 30, 1),  # gap [10, 20): thread 1, entirely in its fetch
         launch(39, 2, 1),
         work(40, 50, 2),  # gap [30, 40): thread 1, nothing
         launch(59, 3, 2),
-        work(65, 70, 3),  # gap [50, 65): thread 2, 10 in its fetch
+        work(65, 70, 3),  # gap [50, 65): thread 2, 10 of it in its fetch
     )
     assert causes(device) == {"data loading": (2, 20), "host": (2, 15)}
     assert device.by_cause[CAUSES.index("data loading")].max_ns == 10 * US
 
 
-def test_fetch_in_a_gap_with_another_cause():
+def test_fetch_does_not_change_gap_with_other_cause():
     device = one_device(launch(0, 1), work(5, 10), event("user_annotation", FETCH, 12, 15), work(20, 30, 1))
     assert causes(device) == {"kernel gap": (1, 10)}
 
 
-def test_events_of_length_zero():
-    """They take no time and end no gap, but the device's span begins and ends with them."""
+def test_events_of_zero_length():
+    """They take no time and end no gap, but they extend the device's span."""
     device = one_device(work(0, 0), launch(3, 1), work(5, 5), work(10, 20, 1), work(30, 30))
     assert (device.span_ns, device.busy_ns) == (30 * US, 10 * US)
     assert causes(device) == {"host": (1, 10), "unknown": (1, 10)}
@@ -191,7 +191,7 @@ def test_no_device():
 def test_table():
     fact = fact_of(work(0, 10), launch(20, 1), work(25, 30, 1), launch(21, 2), work(40, 50, 2))
     table = table_of(IDLE, {0: fact})
-    # Busy 25 of 50; the host is late by 15, and 10 lie between queued kernels.
+    # Busy 25 of 50; the host is late by 15, and 10 are between queued kernels.
     assert tuple((row[0], *row[3:]) for row in table.rows) == (
         ("Busy", None, 25 * US, None, None, 0.5),
         ("Idle", 2, 25 * US, 12.5 * US, 15 * US, 0.5),
@@ -203,8 +203,8 @@ def test_table():
     assert table.depths == (0, 0, 1, 1, 1, 1)
 
 
-def test_in_the_steps():
-    """A step from 20 to 60: busy 5 + 10; late until 25, and for 10 at the end; a kernel gap of 10."""
+def test_idle_time_in_steps():
+    """A step from 20 to 60: busy 5 + 10; late until 25 and for 10 at the end; a kernel gap of 10."""
     step = event("user_annotation", "ProfilerStep#1", 20, 60)
     fact = fact_of(step, work(0, 10), launch(20, 1), work(25, 30, 1), launch(29, 2), work(40, 50, 2))
     rows = {row[0]: row[1:3] for row in table_of(IDLE, {0: fact}).rows}
@@ -218,8 +218,8 @@ def test_in_the_steps():
     }
 
 
-def test_a_fetch_in_the_steps():
-    """Of the wait from 30 to 50 in a step, the fetch takes 15 and the rest of the host 5."""
+def test_fetch_in_steps():
+    """Of the wait from 30 to 50 within a step, the fetch takes 15 and other host work 5."""
     step = event("user_annotation", "ProfilerStep#1", 20, 60)
     fetch = event("user_annotation", FETCH, 32, 47)
     covered = one_device(step, launch(20, 1), work(20, 30, 1), fetch, launch(48, 2), work(50, 60, 2)).covered
@@ -228,7 +228,7 @@ def test_a_fetch_in_the_steps():
     assert {cause: ns for cause, ns in by_cause.items() if ns} == {"data loading": 15 * US, "host": 5 * US}
 
 
-def test_devices_and_ranks_have_rows_of_their_own():
+def test_devices_and_ranks_have_separate_rows():
     two = fact_of(work(0, 10, device=3), work(20, 30, device=3), work(5, 12, device=1))
     assert [(device.device, device.span_ns // US) for device in two.devices] == [(1, 7), (3, 30)]
     names = [row[0] for row in table_of(IDLE, {0: two}).rows]
@@ -249,13 +249,13 @@ def test_devices_and_ranks_have_rows_of_their_own():
     assert table.notes[-1] == "Without rank 2: the trace has no device events."
 
 
-# The oracle: looks at every moment of a grid of 10 microseconds, three of which end a kernel gap.
+# The oracle: checks every moment of a grid of 10 microseconds; three moments exceed a kernel gap.
 
 GRID = 10
 
 
 def oracle(events, launches, fetches):
-    """Per device its span, busy time, and number and time of gaps by cause, in moments of the grid."""
+    """Span, busy time, and the number and length of gaps by cause for each device, in grid moments."""
     result = {}
     for device in sorted({one["device"] for one in events}):
         mine = [one for one in events if one["device"] == device]
@@ -299,7 +299,7 @@ def close_gap(found, since, now, mine, launches, fetches):
 
 @st.composite
 def recordings(draw):
-    """Device events on two devices, launches on two threads at different times, and fetches."""
+    """Device events on two devices, launches on two threads at distinct times, and fetches."""
     times = draw(st.lists(st.integers(0, 40), max_size=6, unique=True))
     launches = {index: (begin, draw(st.integers(1, 2))) for index, begin in enumerate(times)}
     events = [
@@ -324,7 +324,7 @@ def recordings(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(recordings())
-def test_against_the_oracle(recording):
+def test_matches_oracle(recording):
     events, launches, fetches = recording
     fact = fact_of(
         *(
@@ -361,7 +361,7 @@ def test_against_the_oracle(recording):
         assert device.busy_ns + sum(tally.total_ns for tally in device.by_cause) == device.span_ns
 
 
-# Real traces.
+# Real traces
 
 
 @pytest.mark.parametrize(
@@ -376,13 +376,13 @@ def test_busy_and_idle_of_real_traces(name):
     assert device.num_unknown == 0
 
 
-def test_more_workers_leave_the_device_less_idle():
-    """The fetches of ResNet-50 without workers took 396 of 1000 us; with four workers nearly none."""
+def test_more_workers_reduce_idle_time():
+    """ResNet-50's fetches took 396 of 1000 µs without workers, and almost nothing with four workers."""
     devices = [
         summarize_idle(build_timeline(load(f"v100_resnet50_workers{workers}"))).devices[0]
         for workers in (0, 4)
     ]
     without, four = (device.by_cause[CAUSES.index("data loading")] for device in devices)
     assert without.total_ns / devices[0].idle.total_ns > 0.7
-    assert without.calls == 5  # six steps, and the first fetch comes before the device's first event
+    assert without.calls == 5  # six steps, and the first fetch precedes the device's first event
     assert four.total_ns < without.total_ns / 50

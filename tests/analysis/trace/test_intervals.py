@@ -1,4 +1,4 @@
-"""Interval algebra against sets of integers."""
+"""Interval algebra compared with sets of integers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_interval_set(intervals):
 
 
 @given(PAIRS)
-def test_union_covers_the_same_points(pairs):
+def test_union_covers_same_points(pairs):
     begin, end = columns(pairs)
     before = begin.copy(), end.copy()
     merged = union(begin, end)
@@ -65,7 +65,7 @@ def test_intersect_and_subtract(function, expected, left, right):
 
 
 @given(PAIRS, st.lists(PAIRS, max_size=4))
-def test_partition_gives_every_point_to_the_first_layer_that_has_it(whole, layers):
+def test_partition_gives_points_to_first_layer_that_covers_them(whole, layers):
     parts = partition(as_set(whole), [as_set(layer) for layer in layers])
     rest = points(whole)
     for part, layer in zip(parts, [*layers, whole], strict=True):
@@ -74,7 +74,7 @@ def test_partition_gives_every_point_to_the_first_layer_that_has_it(whole, layer
     assert sum(map(length, parts)) == length(as_set(whole))
 
 
-def test_touching_rows_stay_apart():
+def test_touching_rows_stay_separate():
     touching = np.array([[0, 5], [5, 9]])
     assert intersect(touching, np.array([[3, 7]])).tolist() == [[3, 5], [5, 7]]
     assert subtract(np.array([[0, 10]]), touching).tolist() == [[9, 10]]
@@ -91,7 +91,7 @@ def test_locate(pairs, where):
 
 
 @given(PAIRS)
-def test_innermost_is_the_open_range_that_began_last(pairs):
+def test_innermost_is_open_range_that_started_last(pairs):
     ranges = sorted(((b, e) for b, e in pairs if b <= e), key=lambda r: (r[0], -r[1]))
     pieces, owner = innermost(*columns(ranges))
     assert_interval_set(pieces)
@@ -101,13 +101,13 @@ def test_innermost_is_the_open_range_that_began_last(pairs):
         for point in range(begin, end)
     }
     expected = {}
-    for index, (begin, end) in enumerate(ranges):  # a later one overwrites: it began last
+    for index, (begin, end) in enumerate(ranges):  # a later range overwrites: it started last
         expected.update(dict.fromkeys(range(begin, end), index))
     assert got == expected
 
 
 @given(PAIRS)
-def test_outermost_ranges_follow_each_other(pairs):
+def test_outermost_ranges_do_not_overlap(pairs):
     ranges = sorted(pairs)
     result, index = outermost(*columns(ranges))
     assert_interval_set(result)

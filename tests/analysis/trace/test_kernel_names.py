@@ -1,4 +1,4 @@
-"""What names of kernels tell: names as libraries write them, of which nothing else is known here."""
+"""Classification of kernels by their names, as libraries write them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lightning_modelprof.analysis.timeline.names import is_communication_kernel,
         "void tensorrt_llm::kernels::moe_comm::moeAllToAllKernel<1>(Params)",
     ],
 )
-def test_kernels_that_communicate(name):
+def test_communication_kernels(name):
     assert is_communication_kernel(name)
     assert uses_tensor_cores(name) is False
 
@@ -50,7 +50,7 @@ def test_kernels_that_communicate(name):
         "void at::native::reduce_kernel<512, 1>(int)",
     ],
 )
-def test_kernels_that_only_have_such_a_word(name):
+def test_kernels_with_similar_words_do_not_communicate(name):
     assert not is_communication_kernel(name)
 
 
@@ -81,7 +81,7 @@ def test_kernels_that_only_have_such_a_word(name):
         "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_16x16_32x1_nn_align8",
     ],
 )
-def test_kernels_on_tensor_cores(name):
+def test_kernels_using_tensor_cores(name):
     assert uses_tensor_cores(name) is True
 
 
@@ -106,7 +106,7 @@ def test_kernels_on_tensor_cores(name):
         "triton_per_fused__softmax_bmm_5",
     ],
 )
-def test_kernels_that_leave_them_alone(name):
+def test_kernels_without_tensor_cores(name):
     assert uses_tensor_cores(name) is False
 
 
@@ -122,5 +122,5 @@ def test_kernels_that_leave_them_alone(name):
         "",
     ],
 )
-def test_kernels_of_which_the_name_does_not_tell(name):
+def test_kernels_with_unknown_tensor_core_use(name):
     assert uses_tensor_cores(name) is None

@@ -54,7 +54,7 @@ def host(cat, name, begin, duration, tid=1, **args):
 
 
 def launch(name, begin, correlation):
-    """An operator of 10 us with the call that launches a kernel, in it."""
+    """An operator of 10 µs that contains the call launching a kernel."""
     return [
         host("cpu_op", name, begin, 10),
         host("cuda_runtime", "cudaLaunchKernel", begin + 2, 5, correlation=correlation),
@@ -66,20 +66,20 @@ def summary(*events):
 
 
 def rows(fact, options=DEFAULT_OPTIONS):
-    """Cells by column key, by the kernel's name, in order."""
+    """Cells by column key, for each kernel's name, in order."""
     table = table_of(KERNELS, fact if isinstance(fact, dict) else {0: fact}, options)
     keys = [column.key for column in table.columns]
     return {row[0]: dict(zip(keys, row, strict=True)) for row in table.rows}
 
 
-def test_figures_of_a_kernel():
+def test_figures_of_kernel():
     fact = summary(
         kernel("gemm", 0, 10, **estimates(1.0, 50)),
         kernel("gemm", 20, 30, device=1, **estimates(3.0, 100)),
         kernel("copy<float>(float*, int)", 20, 60, stream=9, **estimates(0.5, 0)),
     )
     table = rows(fact)
-    assert list(table) == ["copy<float>(float*, int)", "gemm"]  # 60 us before 40 us, names complete
+    assert list(table) == ["copy<float>(float*, int)", "gemm"]  # 60 µs before 40 µs, names not shortened
     assert table["gemm"] == {
         "name": "gemm",
         "calls": 2,
@@ -87,17 +87,17 @@ def test_figures_of_a_kernel():
         "device_avg_ns": 20 * US,
         "device_max_ns": 30 * US,
         "device_min_ns": 10 * US,
-        "device_ratio": 0.4,  # of 40 + 60, though the two ran at the same time
+        "device_ratio": 0.4,  # of 40 + 60, although the two ran at the same time
         "blocks_per_sm": 2.5,  # (10 * 1 + 30 * 3) / 40
         "occupancy": 0.875,  # (10 * 0.5 + 30 * 1) / 40
-        "tensor_cores": None,  # its name does not tell
+        "tensor_cores": None,  # can't tell from its name
         "operator": None,
         "num_operators": None,
     }
     assert table["copy<float>(float*, int)"]["occupancy"] == 0.0  # measured, not missing
 
 
-def test_estimates_are_of_the_kernels_that_have_them():
+def test_estimates_cover_only_kernels_that_have_them():
     fact = summary(
         kernel("a", 0, 10, **estimates(2.0, 40)),
         kernel("a", 20, 90),
@@ -109,7 +109,7 @@ def test_estimates_are_of_the_kernels_that_have_them():
     assert (table["b"]["blocks_per_sm"], table["b"]["occupancy"]) == (None, None)
 
 
-def test_kernels_of_no_length():
+def test_kernels_of_zero_length():
     row = rows(summary(kernel("a", 5, 0, **estimates(2.0, 40)), kernel("a", 9, 0)))["a"]
     assert (row["calls"], row["device_total_ns"], row["device_avg_ns"]) == (2, 0, 0)
     assert row["device_ratio"] is None
@@ -117,7 +117,7 @@ def test_kernels_of_no_length():
     assert row["occupancy"] is None
 
 
-def test_kernels_outside_the_steps_count():
+def test_kernels_outside_steps_count():
     fact = summary(
         host("user_annotation", "ProfilerStep#3", 100, 50), kernel("a", 0, 10), kernel("a", 120, 10)
     )
@@ -145,15 +145,15 @@ def test_tensor_cores_and_communication():
     "call",
     ["hipLaunchKernel", "urEnqueueKernelLaunch", "zeCommandListAppendLaunchKernel", "mtiaLaunchKernel"],
 )
-def test_names_of_other_devices_do_not_tell_of_tensor_cores(call):
+def test_tensor_core_use_is_unknown_on_other_devices(call):
     fact = summary(
         host("cuda_runtime", call, 0, 2, correlation=1), kernel("Cijk_Ailk_MI16x16x1", 5, 5, correlation=1)
     )
     assert rows(fact)["Cijk_Ailk_MI16x16x1"]["tensor_cores"] is None
 
 
-def test_the_devices_model_tells_that_its_kernels_names_do_not():
-    """As in a trace of ROCm without the runtime's calls."""
+def test_device_model_shows_that_tensor_core_use_is_unknown():
+    """Like a ROCm trace without runtime calls."""
     trace = make_trace(
         [kernel("Cijk_Ailk_MI16x16x1", 5, 5)], deviceProperties=[{"id": 0, "name": "AMD MI300X"}]
     )
@@ -168,18 +168,18 @@ def test_the_devices_model_tells_that_its_kernels_names_do_not():
         {"name": "NVIDIA GeForce GTX 1650", "computeMajor": 7, "computeMinor": 5},
     ],
 )
-def test_a_device_without_tensor_cores_has_dashes(properties):
+def test_device_without_tensor_cores_shows_dashes(properties):
     trace = make_trace([kernel("volta_sgemm", 5, 5)], deviceProperties=[{"id": 0, **properties}])
     assert rows(summarize_kernels(build_timeline(trace)))["volta_sgemm"]["tensor_cores"] is None
 
 
-def test_kernels_launched_in_a_communication_range_communicate():
+def test_kernels_launched_in_communication_range_communicate():
     call = host("cuda_runtime", "cudaLaunchKernel", 2, 2, correlation=1)
     fact = summary(host("cpu_op", "symm_mem::x", 0, 9), call, kernel("mine", 15, 5, correlation=1))
     assert [one.is_communication for one in fact.by_name] == [True]
 
 
-def test_an_operator_that_is_called_like_another_runtime_changes_nothing():
+def test_operator_named_like_other_runtime_changes_nothing():
     fact = summary(host("cpu_op", "zeros", 0, 2), host("cpu_op", "hip", 3, 2), kernel("h884", 5, 5))
     assert rows(fact)["h884"]["tensor_cores"] == "yes"
 
@@ -198,12 +198,12 @@ def test_launching_operators():
         kernel("other", 1300, 1, correlation=4),
     )
     table = rows(fact)
-    assert (table["gemm"]["operator"], table["gemm"]["num_operators"]) == ("aten::mm", 2)  # 30 us, not 25
+    assert (table["gemm"]["operator"], table["gemm"]["num_operators"]) == ("aten::mm", 2)  # 30 µs, not 25
     assert (table["other"]["operator"], table["other"]["num_operators"]) == (None, None)
     assert fact.by_name[0].operators.time_ns == {"aten::mm": 30 * US, "aten::addmm": 25 * US}
 
 
-def test_the_innermost_operator_is_the_launching_one():
+def test_innermost_operator_launches():
     fact = summary(
         host("cpu_op", "aten::linear", 0, 50),
         *launch("aten::addmm", 10, 1),
@@ -227,7 +227,7 @@ def test_sorted_by(key):
     fact = summary(*(kernel(name, 20 * index, duration) for index, (name, duration) in enumerate(durations)))
     order = "".join(rows(fact, TableOptions(sorted_by=key)))
     figure = "total" if key is None else key.split("_")[-1]
-    assert order == ORDERS.get(figure, ORDERS["total"])  # kernels have no time of their own and no memory
+    assert order == ORDERS.get(figure, ORDERS["total"])  # kernels have no self time and no memory
 
 
 def test_ranks_are_pooled():
@@ -255,12 +255,12 @@ def test_ranks_are_pooled():
         "blocks_per_sm": 2.5,
         "occupancy": 0.875,
         "tensor_cores": None,
-        "operator": "aten::bmm",  # 30 us against 10 us
+        "operator": "aten::bmm",  # 30 µs against 10 µs
         "num_operators": 2,
     }
 
 
-def test_absent():
+def test_trace_without_kernels():
     assert why_not(summary, host("cpu_op", "aten::mm", 0, 5)) == NO_DEVICE
     copy = kernel("Memcpy HtoD (Pinned -> Device)", 0, 5) | {"cat": "gpu_memcpy"}
     assert "no kernels" in why_not(summary, copy)
@@ -271,7 +271,7 @@ def test_absent():
     assert f"Without rank 3: {NO_DEVICE}." in some.notes
 
 
-def test_notes_on_estimates():
+def test_notes_about_estimates():
     with_estimates = table_of(KERNELS, {0: summary(kernel("a", 0, 5, **estimates(1, 0)))})
     without = table_of(KERNELS, {0: summary(kernel("a", 0, 5))})
     assert not any("weren't recorded" in note for note in with_estimates.notes)
@@ -311,7 +311,7 @@ made_kernels = st.builds(
 
 
 def written(made):
-    """The kernels with their launches as events."""
+    """The kernels and their launches as events."""
     events = []
     for number, one in enumerate(made, start=1):
         args = {"correlation": number}
@@ -328,7 +328,7 @@ def written(made):
 
 
 def mean_over_time(pairs):
-    """Mean of (value, time) pairs, slowly."""
+    """Mean of (value, time) pairs, computed slowly."""
     whole = sum(time for value, time in pairs if value is not None)
     if not whole:
         return None
@@ -337,7 +337,7 @@ def mean_over_time(pairs):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(made_kernels, min_size=1, max_size=12))
-def test_against_an_oracle(made):
+def test_matches_oracle(made):
     table = rows(summary(*written(made)))
     assert set(table) == {one.name for one in made}
     everything = sum(one.duration_ns for one in made)
@@ -373,17 +373,17 @@ WITH_PLUGIN = (
 
 
 def microseconds(value):
-    """What the plugin printed as whole microseconds."""
+    """A value that the plugin printed in whole microseconds."""
     return pytest.approx(value * US, abs=US / 2 + 1)
 
 
 def two_decimals(value, scale=1.0):
-    """What the plugin printed with two decimals."""
+    """A value that the plugin printed with two decimals."""
     return pytest.approx(value / scale, abs=(0.005 + 1e-6) / scale)
 
 
 @pytest.mark.parametrize("name", WITH_PLUGIN)
-def test_real_traces_as_in_the_removed_plugin(name):
+def test_real_traces_match_removed_plugin(name):
     truth = reference(name, "tb_plugin")["kernel_table"]
     table = rows(summarize_kernels(build_timeline(load(name))))
     assert len(table) == truth["n_rows_total"]
@@ -395,14 +395,14 @@ def test_real_traces_as_in_the_removed_plugin(name):
         assert (row["device_max_ns"], row["device_min_ns"]) == (microseconds(longest), microseconds(shortest))
         assert row["blocks_per_sm"] == two_decimals(blocks)
         assert row["occupancy"] == two_decimals(occupancy, scale=100)
-        # The plugin says "No" of all that it does not know, such as cuDNN's kernels since Ampere.
+        # The plugin says "No" for every name it doesn't know, such as cuDNN's kernels since Ampere.
         says_so = "tensor16x8x8" in kernel_name or "TensorOp" in kernel_name
         allowed = {"yes"} if tensor == "Yes" or says_so else {"no", None}
         assert row["tensor_cores"] in allowed
 
 
-@pytest.mark.parametrize("name", WITH_PLUGIN[:4])  # it links none of the fifth
-def test_real_traces_have_the_plugin_s_operators(name):
+@pytest.mark.parametrize("name", WITH_PLUGIN[:4])  # it links none in the fifth
+def test_real_traces_have_operators_of_plugin(name):
     found = summarize_kernels(build_timeline(load(name)))
     operators = {kernel.name: kernel.operators.time_ns for kernel in found.by_name}
     of_plugin = {}
@@ -413,7 +413,7 @@ def test_real_traces_have_the_plugin_s_operators(name):
         of_plugin[key] = of_plugin.get(key, 0) + total_us
     assert len(of_plugin) > 20
     for (kernel_name, operator), total_us in of_plugin.items():
-        # The reference has the 60 longest rows by grid and block: some of a pair's may be missing.
+        # The reference has only the 60 longest rows by grid and block, so some of a pair's may be missing.
         assert operators[kernel_name][operator] >= total_us * US * (1 - 1e-3)
 
 

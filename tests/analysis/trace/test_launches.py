@@ -40,9 +40,9 @@ def timeline_of(*events):
 
 
 def four_launches():
-    """Calls of 4, 6 and 8 us with kernels of 4, 10 and 20; one kernel of 5 without a call.
+    """Calls of 4, 6 and 8 µs with kernels of 4, 10 and 20; one kernel of 5 without a call.
 
-    The kernels begin 2 us after their call's end, 1 us before it and 12 us after it.
+    The kernels start 2 µs after their call's end, 1 µs before it and 12 µs after it.
     """
     return timeline_of(
         call(0, 4, 1),
@@ -74,7 +74,7 @@ def test_hand_made_launches():
 
 
 @pytest.mark.parametrize(("size", "count"), [(3.999, 1), (4, 0), (4.001, 0)])
-def test_shorter_than_the_launch_call(size, count):
+def test_kernel_shorter_than_launch_call(size, count):
     fact = summarize_launches(timeline_of(call(0, 4, 1), kernel(6, 6 + size, 1), kernel(20, 21)))
     assert (fact.shorter.count, fact.shorter_ratio) == (count, float(count))
 
@@ -85,13 +85,13 @@ def test_short_kernels(size, expected):
     assert [spread.count for spread in fact.short] == expected
 
 
-def test_a_kernel_that_begins_with_the_end_of_its_call():
+def test_kernel_may_start_when_its_call_ends():
     fact = summarize_launches(timeline_of(call(0, 4, 1), kernel(4, 9, 1)))
     assert (fact.delay.median_ns, fact.negative_delay.count) == (0, 0)
 
 
 def test_graph_launch_counts_once():
-    """One call of 10 us launched kernels that begin 1, 3 and 5 us after it."""
+    """One call of 10 µs launched kernels that start 1, 3 and 5 µs after it."""
     fact = summarize_launches(
         timeline_of(
             call(0, 10, 1, name="cudaGraphLaunch"),
@@ -112,14 +112,14 @@ def test_graph_launch_counts_once():
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 3), (4, 0)])
-def test_a_graph_is_compared_with_its_launch_as_a_whole(size, count):
-    """A launch of 10 us of three kernels, each of which is shorter than that."""
+def test_graph_as_whole_is_compared_with_launch(size, count):
+    """A launch of 10 µs for three kernels, each of them shorter."""
     kernels = [kernel(begin, begin + size, 1) for begin in (11, 20, 30)]
     fact = summarize_launches(timeline_of(call(0, 10, 1, name="cudaGraphLaunch"), *kernels))
     assert (fact.shorter.count, fact.shorter_ratio) == (count, count / 3)
 
 
-def test_without_launches():
+def test_kernels_without_launches():
     fact = summarize_launches(timeline_of(kernel(0, 5), kernel(5, 15)))
     assert (fact.unlinked.count, fact.calls.count, fact.delay.median_ns) == (2, 0, None)
     assert fact.shorter_ratio is None
@@ -129,7 +129,7 @@ def test_without_launches():
     assert rows["Launch call"] == (0, *[None] * 7)
 
 
-def test_absent():
+def test_trace_without_kernels_or_runtime_calls():
     on_host = timeline_of(event("cpu_op", "aten::mm", 0, 5))
     assert why_not(summarize_launches, on_host) == NO_DEVICE
     assert why_not(summarize_launches, timeline_of(kernel(0, 5, cat="gpu_memcpy"))) == NO_KERNELS
@@ -141,7 +141,7 @@ def test_absent():
         assert (table.rows, table.depths, table.absent_reason, table.notes) == ((), (), reason, ())
 
 
-def test_launches_table():
+def test_table_of_launches():
     table = table_of(LAUNCHES, {0: summarize_launches(four_launches())})
     assert [(depth, *row[:4]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
         (0, "Kernel time", 4, 1.0, 39 * US),
@@ -158,7 +158,7 @@ def test_launches_table():
     assert table.rows[7][4:] == (pytest.approx(13 / 3 * US), 2 * US, 12 * US, 12 * US, -US)
 
 
-def test_launches_of_several_ranks():
+def test_launches_on_several_ranks():
     ranks = {1: summarize_launches(four_launches()), 0: "the trace has no kernels"}
     table = table_of(LAUNCHES, ranks)
     assert len(table.rows) == 9
@@ -177,7 +177,7 @@ def some_calls():
 
 
 def test_runtime_calls():
-    """30 us in all, of which 20 and 4 in calls that wait."""
+    """30 µs in total, with 20 and 4 in calls that wait."""
     fact = summarize_runtime_calls(some_calls())
     assert {(one.name, one.host.calls, one.host.total_ns // US, one.waits) for one in fact.calls} == {
         ("cudaStreamSynchronize", 1, 20, True),
@@ -195,13 +195,13 @@ def test_runtime_calls():
     assert table.depths == (0, 1, 1, 1)
 
 
-def test_no_call_that_waits():
+def test_no_call_waits():
     table = table_of(RUNTIME_CALLS, {0: summarize_runtime_calls(timeline_of(call(0, 0)))})
     assert table.rows[0] == ("All calls", 1, 0, 0.0, 0, 0, None, 0)
 
 
-def test_runtime_calls_of_several_ranks():
-    """Ranks are added up: three times the launches of 4 and 2, and one of 10."""
+def test_runtime_calls_on_several_ranks():
+    """Ranks are summed: launches of 4, 2 and 10."""
     more = summarize_runtime_calls(timeline_of(call(0, 10), call(20, 40, name="hipFree")))
     ranks = {0: summarize_runtime_calls(some_calls()), 1: more, 2: NO_RUNTIME_CALLS}
     table = table_of(RUNTIME_CALLS, ranks)
@@ -240,11 +240,11 @@ def test_runtime_calls_of_several_ranks():
         ("aten::my_cudaMemcpy", False),
     ],
 )
-def test_which_calls_wait(name, waits):
+def test_calls_that_wait_for_device(name, waits):
     assert waits_for_device(name) is waits
 
 
-# The oracle: plain lists and the statistics module.
+# The oracle: plain lists and the statistics module
 
 
 @st.composite
@@ -255,7 +255,7 @@ def recordings(draw):
 
 
 def check(spread, times):
-    """Against the definition of every field, in microseconds."""
+    """Checks every field against its definition, in microseconds."""
     assert spread.count == len(times)
     if not times:
         assert (spread.total_ns, spread.avg_ns, spread.median_ns, spread.p90_ns) == (None,) * 4
@@ -268,14 +268,14 @@ def check(spread, times):
     )
     assert spread.avg_ns == pytest.approx(sum(times) / len(times) * US)
     assert spread.median_ns == statistics.median(times) * US
-    # At least nine tenths of the others lie before it in order, and not before the one below it.
+    # The first value with at least nine tenths of the others before it.
     place = next(index for index in range(len(times)) if 10 * index >= 9 * (len(times) - 1))
     assert spread.p90_ns == sorted(times)[place] * US
 
 
 @settings(max_examples=150, deadline=None)
 @given(recordings())
-def test_against_the_oracle(recording):
+def test_matches_oracle(recording):
     calls, kernels = recording
     fact = summarize_launches(
         timeline_of(
@@ -305,14 +305,14 @@ def test_against_the_oracle(recording):
     check(fact.negative_delay, [delay for delay in delays if delay < 0])
 
 
-# Real traces.
+# Real traces
 
 REFERENCES = ("a100_nccl", "mi250_toy", "sampled_2rank_rank0", "sampled_2rank_rank1", "v100_ns_resolution")
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_launches_of_real_traces(name):
-    """The references round to whole nanoseconds, and shares to four digits."""
+def test_launches_in_real_traces(name):
+    """The references are rounded to whole nanoseconds, and shares to four digits."""
     truth = reference(name, "stdlib")
     fact = summarize_launches(build_timeline(load(name)))
     assert fact.kernels.count == truth["n_kernels"]
@@ -328,8 +328,8 @@ def test_launches_of_real_traces(name):
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_runtime_calls_of_real_traces(name):
-    """The references hold the fifteen calls with the longest totals."""
+def test_runtime_calls_in_real_traces(name):
+    """The references contain the fifteen calls with the longest totals."""
     truth = reference(name, "stdlib")
     fact = summarize_runtime_calls(build_timeline(load(name)))
     by_name = {one.name: one.host for one in fact.calls}

@@ -1,4 +1,4 @@
-"""Launches without a kernel: which they are, and that they tell nothing of the device where they are most."""
+"""Launches without a kernel: which they are, and no GPU verdict if most of them lack one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def kernel(begin, correlation=None, size=5):
 
 
 def steps_with(*parts):
-    """Steps of 1 ms; of each how many kernels are launched, and how many of these are in the trace."""
+    """Steps of 1 ms, given the number of kernels launched in each and how many of these were recorded."""
     events, correlation = [], 0
     for number, (launched, recorded) in enumerate(parts):
         events += [step(number), event("cpu_op", "aten::mm", number * STEP, number * STEP + 990)]
@@ -58,8 +58,8 @@ def verdict_of(events):
     return diagnose_traces(JobFacts([TraceFacts(make_trace(events))]))
 
 
-def test_a_capture_is_no_verdict():
-    """A graph is captured: of 100 launches two run a kernel."""
+def test_graph_capture_gives_no_verdict():
+    """During a graph capture, only two of 100 launches run a kernel."""
     events = steps_with((100, 2))
     ids = {one["args"]["correlation"] for one in events if one["cat"] == "kernel"}
     calls = [one for one in events if one["cat"] == "cuda_runtime"]
@@ -71,21 +71,21 @@ def test_a_capture_is_no_verdict():
     assert {one.status for one in findings} == {Status.NOT_EVALUATED}
 
 
-def test_a_whole_trace_is_judged():
+def test_complete_trace_gives_verdict():
     verdict, findings = verdict_of(steps_with((100, 100), (100, 100)))
     assert verdict.kind != "cannot_tell"
     assert any(one.status is not Status.NOT_EVALUATED for one in findings)
 
 
 @pytest.mark.parametrize(("recorded", "kind"), [(50, "host_bound"), (49, "cannot_tell")])
-def test_most_of_the_kernels_must_be_there(recorded, kind):
+def test_verdict_needs_half_of_kernels(recorded, kind):
     events = steps_with((100, recorded), (100, recorded))
     assert numbers(lost(events)) == (200, 2 * (100 - recorded), 2 * recorded)
     assert verdict_of(events)[0].kind == kind
 
 
-def test_one_captured_step_of_many_is_no_harm():
-    """Twenty steps, in the first of which a graph is captured that the others launch."""
+def test_one_captured_step_of_many_is_harmless():
+    """The first of twenty steps captures a graph that the others launch."""
     events = steps_with((100, 0))
     for number in range(1, 20):
         at, correlation = number * STEP, 1000 + number
@@ -95,17 +95,17 @@ def test_one_captured_step_of_many_is_no_harm():
     fact = lost(events)
     assert numbers(fact) == (119, 100, 1900)
     assert fact.steps == (0,)
-    assert verdict_of(events)[0].kind == "balanced"  # busy for 6 of 9 us, and not late
+    assert verdict_of(events)[0].kind == "balanced"  # busy for 6 of 9 µs, and not late
 
 
 def graph_launches():
-    """Of a graph in each of three steps."""
+    """Launches of a graph in each of three steps."""
     at = [number * STEP for number in range(3)]
     return [*map(step, range(3)), *[launch(n, at[n] + 5, "hipGraphLaunch") for n in range(3)]]
 
 
-def test_graphs_without_their_kernels():
-    """The profiler recorded a copy and none of the graphs' kernels."""
+def test_graph_launches_without_kernels_are_lost():
+    """The profiler recorded a copy but none of the graphs' kernels."""
     events = graph_launches()
     for number in range(3):
         at, correlation = number * STEP + 500, 90 + number
@@ -116,14 +116,14 @@ def test_graphs_without_their_kernels():
     assert verdict_of(events)[0].kind == "cannot_tell"
 
 
-def test_kernels_that_are_never_joined_to_their_call_are_not_lost():
-    """Some recorders give a graph's kernels no correlation, or one of their own."""
+def test_kernels_never_linked_to_calls_are_not_lost():
+    """Some recorders give a graph's kernels no correlation, or a different one."""
     events = graph_launches()
     events += [kernel(number * STEP + 20 + 9 * place) for number in range(3) for place in range(100)]
     assert numbers(lost(events)) == (0, 0, 300)
 
 
-def test_a_driver_s_call_inside_the_runtime_s_is_the_same_launch():
+def test_driver_call_inside_runtime_call_is_same_launch():
     events = [step(0)]
     for number in range(10):
         at = 10 + 50 * number
@@ -131,12 +131,12 @@ def test_a_driver_s_call_inside_the_runtime_s_is_the_same_launch():
             launch(2 * number, at, duration=9),
             launch(2 * number + 1, at + 2, "cuLaunchKernel", cat="cuda_driver"),
         ]
-        events.append(kernel(at + 20, 2 * number + number % 2))  # joined to either
+        events.append(kernel(at + 20, 2 * number + number % 2))  # linked to either
     assert numbers(lost(events)) == (10, 0, 10)
 
 
-def test_a_busy_device_stays_busy():
-    """More kernels would only make it busier."""
+def test_busy_device_stays_busy():
+    """Additional kernels would only make it busier."""
     events = [step(0)]
     for number in range(10):
         events += [launch(number, 1 + 5 * number)]
@@ -145,13 +145,13 @@ def test_a_busy_device_stays_busy():
     assert verdict_of(events)[0].kind == "device_bound"
 
 
-def test_without_steps_the_whole_trace_counts():
+def test_whole_trace_counts_without_steps():
     assert numbers(lost([launch(1, 5), launch(2, 9), kernel(15, 1)])) == (2, 1, 1)
     assert numbers(lost([step(0), launch(1, 5)])) == (1, 1, 0)
 
 
-def test_ranks_together():
-    """One of two ranks recorded its device."""
+def test_ranks_are_pooled():
+    """Only one of two ranks recorded its device."""
     whole, capture = lost(steps_with((10, 10))), lost(steps_with((10, 0), (10, 10)))
     both = pool([whole, capture])
     assert (*numbers(both), both.steps) == (30, 10, 20, (0,))
@@ -159,8 +159,8 @@ def test_ranks_together():
     assert diagnose_traces(facts)[0].summary.startswith("168 of 200 kernel launches")
 
 
-def test_a_run_s_window_without_its_kernels_says_nothing_of_the_device():
-    """The host's clock still does: here nothing on it stands out."""
+def test_window_without_kernels_gives_no_gpu_verdict():
+    """Host timing still counts: nothing stands out on the host here."""
     for recorded, is_told in ((100, True), (2, False)):
         trace = TraceFacts(make_trace(steps_with((100, recorded), (100, recorded))))
         window = Window(index=0, first_step=0, last_step=1)

@@ -36,7 +36,7 @@ def summarize(*events):
 
 
 def flows(device):
-    """Name → allocations, releases, allocated and released bytes; checks that they sum to the device."""
+    """Name → allocations, releases, allocated and released bytes; checks that they add up to the device."""
     found = {
         one.name: (one.allocations, one.releases, one.allocated_bytes, one.released_bytes)
         for one in device.operators
@@ -48,20 +48,20 @@ def flows(device):
     return found
 
 
-def test_each_event_is_charged_once_to_the_innermost_operator():
+def test_event_is_charged_once_to_innermost_operator():
     found = summarize(
         event("ProfilerStep#3", 0, 100, cat="user_annotation"),
         event("my range", 5, 60, cat="user_annotation"),
         event("aten::linear", 10, 50),
         event("aten::addmm", 20, 40),
         event("inside an operator", 42, 48, cat="user_annotation"),
-        memory(15, 100),  # in linear itself
-        memory(25, 30),  # in addmm, and so not in linear
+        memory(15, 100),  # directly in linear
+        memory(25, 30),  # in addmm, so not in linear
         memory(30, -10),
         memory(31, 0),  # neither an allocation nor a release
-        memory(45, 7),  # in linear: the annotation inside it is no operator
-        memory(55, 1),  # in no operator: the innermost annotation
-        memory(70, -2),  # in the step alone
+        memory(45, 7),  # in linear: the annotation inside it isn't an operator
+        memory(55, 1),  # in no operator, so the innermost annotation
+        memory(70, -2),  # only in the step
         memory(120, 4),  # in nothing
         memory(25, 1000, tid=2),  # on another thread
     )
@@ -77,17 +77,17 @@ def test_each_event_is_charged_once_to_the_innermost_operator():
     assert [one.increased_bytes for one in device.operators] == [1004, 107, 20, 1, -2]
 
 
-def test_begin_belongs_to_an_operator_and_end_does_not():
+def test_operator_owns_its_start_but_not_its_end():
     operators = [event("aten::a", 0, 30), event("aten::b", 10, 20), event("aten::empty_one", 15, 15)]
     found = summarize(*operators, *(memory(ts, 1) for ts in (0, 10, 15, 20, 30)))
     assert flows(found.devices[0]) == {
         "aten::a": (2, 0, 2, 0),
-        "aten::b": (2, 0, 2, 0),  # what has no length is never open
+        "aten::b": (2, 0, 2, 0),  # an operator of zero length is never open
         NOBODY: (1, 0, 1, 0),
     }
 
 
-def test_empty_is_shown_behind_its_caller():
+def test_empty_is_attributed_to_its_caller():
     found = summarize(
         event("aten::conv2d", 0, 50),
         event("aten::empty", 10, 20),
@@ -105,24 +105,24 @@ def test_empty_is_shown_behind_its_caller():
     assert {name: flow[2] for name, flow in flows(found.devices[0]).items()} == {
         "aten::conv2d (aten::empty)": 1,
         "aten::zeros_like (aten::empty_strided)": 2,  # through aten::empty_like
-        "aten::empty": 12,  # nobody, or no operator, called it
+        "aten::empty": 12,  # called by no operator
     }
 
 
-def test_all_steps_are_one_row():
+def test_all_steps_share_one_row():
     steps = [event(f"ProfilerStep#{n}", 10 * n, 10 * n + 10, cat="user_annotation") for n in range(3)]
     found = summarize(*steps, memory(5, 1), memory(15, 2), memory(25, -3))
     assert flows(found.devices[0]) == {"ProfilerStep": (2, 1, 3, 3)}
 
 
-def test_peaks_are_of_the_window():
+def test_peaks_are_within_window():
     found = summarize(
         event("aten::a", 0, 100),
-        memory(10, 5, allocated=105, reserved=200),  # so there were 100 before
+        memory(10, 5, allocated=105, reserved=200),  # so 100 bytes were allocated before
         memory(20, 50, allocated=155, reserved=300),
         memory(30, -150, allocated=5, reserved=100),
         memory(15, 7, allocated=7, reserved=0, device_type=CPU),
-        memory(25, -40, allocated=60, reserved=90, device=1),  # never as much as before it
+        memory(25, -40, allocated=60, reserved=90, device=1),  # never above the starting level
     )
     cpu, first, second = found.devices
     assert [device.total.name for device in found.devices] == ["CPU", "GPU 0", "GPU 1"]
@@ -133,8 +133,8 @@ def test_peaks_are_of_the_window():
     assert cpu.peak_reserved_bytes is None  # torch writes 0, but the CPU's allocator reserves nothing
 
 
-def test_levels_of_the_cpu_are_sums():
-    """Torch writes 0 for the shared memory that DataLoader workers send: it is no level."""
+def test_cpu_levels_are_sums():
+    """Torch writes 0 for the shared memory that DataLoader workers send, which isn't a level."""
     (cpu,) = summarize(
         memory(10, -40, allocated=960, device_type=CPU),  # allocated before the window
         memory(20, 100, allocated=0, device_type=CPU),
@@ -147,7 +147,7 @@ def test_levels_of_the_cpu_are_sums():
     assert (freed.begin_bytes, freed.peak_allocated_bytes, freed.end_bytes) == (0, 0, -40)
 
 
-def test_levels_that_were_not_recorded_are_none():
+def test_unrecorded_levels_are_none():
     (device,) = summarize(event("aten::a", 0, 100), memory(10, 5), memory(20, -5)).devices
     levels = (device.begin_bytes, device.peak_allocated_bytes, device.peak_reserved_bytes, device.end_bytes)
     assert levels == (None, None, None, None)
@@ -171,7 +171,7 @@ def test_device_names(device_type, device, name):
     assert found.devices[0].total.name == name
 
 
-def test_absent():
+def test_trace_without_memory_events():
     reason = why_not(summarize, event("aten::a", 0, 100))
     assert reason == "memory wasn't recorded; set profile_memory=True"
     table = table_of(MEMORY, {0: reason})
@@ -211,13 +211,13 @@ def test_table_of_several_ranks():
     assert any("unknown for rank 2 GPU 0 because" in note for note in table.notes)
 
 
-# The oracle: replays one thread up to the moment, with a list as its stack.
+# The oracle: replays one thread up to the given moment, with a list as its stack.
 
 WANTED = {"op": "cpu_op", "range": "user_annotation", "call": "cuda_runtime"}
 
 
 def replay(trace, track, moment, is_wanted):
-    """Row of the innermost wanted event open on the track at the moment, -1 without one."""
+    """Row of the innermost wanted event open on the track at the moment, or -1."""
     stack = []
     for row in range(len(trace)):
         begin, end = int(trace.begin_ns[row]), int(trace.end_ns[row])
@@ -231,7 +231,7 @@ def replay(trace, track, moment, is_wanted):
 
 @st.composite
 def recordings(draw):
-    """Events that mostly do not nest properly, on two threads, and moments on three."""
+    """Events, mostly not properly nested, on two threads, and moments on three."""
     spans = st.tuples(
         st.sampled_from(sorted(WANTED)), st.integers(0, 30), st.integers(0, 20), st.integers(1, 2)
     )
@@ -245,7 +245,7 @@ def recordings(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(recordings(), st.booleans())
-def test_innermost_against_the_oracle(events, operators_only):
+def test_innermost_matches_oracle(events, operators_only):
     timeline = build_timeline(make_trace(events))
     trace, moments = timeline.trace, timeline.trace.allocations
     wanted = timeline.is_operator if operators_only else timeline.is_operator | timeline.is_annotation
@@ -259,7 +259,7 @@ def test_innermost_against_the_oracle(events, operators_only):
 
 @settings(max_examples=200, deadline=None)
 @given(recordings())
-def test_charges_against_the_oracle(events):
+def test_charges_match_oracle(events):
     timeline = build_timeline(make_trace(events))
     trace, moments = timeline.trace, timeline.trace.allocations
     expected = Counter()
@@ -275,7 +275,7 @@ def test_charges_against_the_oracle(events):
 
 @settings(max_examples=100, deadline=None)
 @given(recordings())
-def test_nearest_around_is_nearest_of_a_few(events):
+def test_nearest_around_matches_nearest_for_few_rows(events):
     timeline = build_timeline(make_trace(events))
     wanted, rows = timeline.is_operator, np.arange(0, len(timeline.trace), 2)
     expected = timeline.nearest(wanted)[rows]
@@ -285,12 +285,12 @@ def test_nearest_around_is_nearest_of_a_few(events):
     assert nearest_around(timeline, some, wanted, or_itself=True).tolist() == [*itself.tolist(), -1]
 
 
-# Real traces against the removed plugin.
+# Real traces against the removed plugin
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
-def test_resnet_equals_the_plugin(name):
-    """The plugin's self allocations; it does not split aten::empty by caller and skips what has none."""
+def test_resnet_matches_plugin(name):
+    """The plugin's self allocations; it doesn't split aten::empty by caller and skips ops without any."""
     timeline = build_timeline(load(name))
     found = summarize_memory(timeline)
     rows = reference(name, "tb_plugin")["memory_stats"]["rows"]

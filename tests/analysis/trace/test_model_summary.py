@@ -1,4 +1,4 @@
-"""Model Summary: hand-made traces with known truth, and properties against an oracle on a grid."""
+"""Model Summary: hand-made traces with known figures, and random traces against an oracle on a grid."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Recording:
 
 
 def rows_of(recording):
-    """The summary, and its rows by key; checks the sums on the way."""
+    """The summary and its rows by key; checks the sums."""
     summary = summarize(recording.trace())
     rows = {row.key: row for row in summary.rows}
     assert len(rows) == len(summary.rows)
@@ -69,7 +69,7 @@ def rows_of(recording):
 
 
 def paddle_demo():
-    """Paddle's demo: two steps of 100 ms, 46 ms of each in a blocking copy that belongs to no phase."""
+    """Paddle's demo: two steps of 100 ms, each with 46 ms in a blocking copy that belongs to no phase."""
     demo = Recording()
     for number, t in ((3, 0), (4, 100)):
         demo.step(number, t, t + 100)
@@ -97,7 +97,7 @@ def test_paddle_demo():
         "others": (None, 110, 0.55),
         "unattributed": (None, 110, 0.55),
     }
-    # Paddle loses the 4 ms kernel of the other thread; here it is in Others.
+    # Paddle loses the other thread's 4 ms kernel; here it's in Others.
     assert {key: row.device_total_ns // MS for key, row in rows.items()} == {
         "profile_step": 208,
         "dataloader": 0,
@@ -113,7 +113,7 @@ def test_paddle_demo():
     assert (summary.phase_source, summary.device_outside_ns) == ("modelprof ranges", 0)
 
 
-def test_closure_inside_the_optimizer():
+def test_closure_inside_optimizer():
     made = Recording().step(0, 0, 100).phase("optimizer", 10, 90).phase("forward", 20, 40)
     made.phase("zero_grad", 40, 45).phase("backward", 45, 70).phase("other", 0, 100)
     _, rows = rows_of(made)
@@ -142,9 +142,9 @@ def test_cpu_only_has_no_device_figures():
         assert row.device_total_ns is row.device_calls is None
 
 
-def test_launch_decides_and_the_rest_is_noted():
+def test_launch_decides_phase_and_rest_is_noted():
     made = Recording().step(1, 10, 20).phase("forward", 12, 18)
-    made.kernel(19.999, 50, 53)  # launched in the step, run long after it
+    made.kernel(19.999, 50, 53)  # launched in the step, but ran long after it
     made.kernel(12, 30, 31, cat="gpu_memcpy").kernel(17.999, 60, 61, cat="gpu_memset")
     made.kernel(18, 70, 74)  # the phase has just ended
     made.kernel(20, 80, 85).kernel(9, 15, 16).kernel(None, 15, 17)
@@ -155,7 +155,7 @@ def test_launch_decides_and_the_rest_is_noted():
     assert "3 of 7 GPU events" in summary.notes[0]
 
 
-def test_recorded_steps_limit_the_window():
+def test_recorded_steps_limit_window():
     def made(**metadata):
         made = Recording(**metadata)
         for number in range(5, 9):
@@ -177,13 +177,13 @@ def test_recorded_steps_limit_the_window():
         assert why_not(summarize, recorded(none).trace()) == NO_STEPS
 
 
-def test_trace_without_steps_says_so():
+def test_trace_without_steps_has_no_summary():
     assert why_not(summarize, Recording().phase("forward", 1, 2).trace()) == NO_RANGES
     assert why_not(summarize, Recording().add("aten::mm", 1, 2, cat="cpu_op").trace()) == NO_RANGES
     assert why_not(summarize, Recording().trace()) == NO_RANGES
 
 
-def test_calls_begin_in_a_step_and_time_is_clipped():
+def test_calls_start_in_step_and_time_is_clipped():
     made = Recording().step(1, 10, 20).step(2, 20, 30)
     made.phase("dataloader", 5, 12).phase("forward", 12, 15).phase("forward", 18, 25).phase(
         "backward", 28, 40
@@ -197,7 +197,7 @@ def test_calls_begin_in_a_step_and_time_is_clipped():
     assert (rows["invented"].label, rows["invented"].depth) == ("invented", 2)
 
 
-def test_ranges_of_other_threads_own_nothing():
+def test_ranges_of_other_threads_are_ignored():
     made = Recording().step(1, 0, 10).phase("forward", 2, 5).phase("backward", 0, 10, tid=9)
     made.step(7, 0, 1, tid=9).step(2, 10, 20)
     summary, rows = rows_of(made)
@@ -206,7 +206,7 @@ def test_ranges_of_other_threads_own_nothing():
     assert "Steps on other threads are left out (1)" in summary.notes[0]
 
 
-def test_torch_ranges_with_a_closure():
+def test_torch_ranges_with_closure():
     def op(name, begin, end, tid=1):
         made.add(name, begin, end, cat="cpu_op", tid=tid)
 
@@ -237,7 +237,7 @@ def test_torch_ranges_with_a_closure():
     assert "phases come from torch's own" in summary.notes[0]
 
 
-def test_nothing_to_tell_phases_apart():
+def test_phases_are_unknown_without_ranges():
     summary, rows = rows_of(Recording().step(1, 0, 10).add("aten::mm", 1, 5, cat="cpu_op"))
     assert summary.phase_source == "none"
     assert list(rows) == ["profile_step", "others", "unattributed"]
@@ -267,7 +267,7 @@ def recordings(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(recordings())
-def test_against_an_oracle_on_a_grid(drawn):
+def test_matches_oracle_on_grid(drawn):
     ranges, steps, kernels = drawn
     made = Recording()
     owner = {}
@@ -279,7 +279,7 @@ def test_against_an_oracle_on_a_grid(drawn):
         for tick in range(begin, end):
             if tick in owner:
                 owner[tick] = key
-    # Of two equal ranges the file's order decides, and nested() lists the outer one first.
+    # The file's order decides between two equal ranges, and nested() lists the outer one first.
     outside = 0
     device = dict.fromkeys([*owner.values(), *CORE, None], 0)
     for launch, duration in kernels:
@@ -312,12 +312,12 @@ def window(index=0, status=WindowStatus.COMPLETE, note=""):
 
 
 def of_window(window, summary=None, note=""):
-    """The table; without a summary that of a window without a trace."""
+    """The table; without a summary, that of a window without a trace."""
     facts = None if summary is None else ranks_with("model_summary", {0: summary})[0]
     return window_model_summary(WindowFacts(window=window, facts=facts, trace_note=note))
 
 
-def test_table():
+def test_table_for_window():
     summary, _ = rows_of(paddle_demo())
     table = of_window(window(status=WindowStatus.PARTIAL, note="training ended."), summary)
     assert table.id == "model_summary"
@@ -372,7 +372,7 @@ def test_contract_with_kineto(tmp_path):
     assert {phase.key for phase in PHASES} >= set(keys)
 
 
-def test_a_window_of_any_length_is_named_without_counting_it_out():
+def test_window_of_any_length_is_described_quickly():
     asked = replace(window(status=WindowStatus.PARTIAL), first_step=0, last_step=10**15)
     summary, _ = rows_of(paddle_demo())
     table = of_window(asked, summary)
@@ -393,9 +393,9 @@ def rank_0():
 
 
 def rank_1():
-    """Step 3 alone, of 50 ms, with a Zero grad that rank 0 lacks, and no Backward."""
+    """Step 3 only, of 50 ms, with a Zero grad that rank 0 lacks, and no Backward."""
     made = Recording().step(3, 0, 50)
-    made.phase("forward", 5, 10).kernel(6, 7, 9).kernel(60, 61, 64)  # 2 ms in it, 3 ms launched too late
+    made.phase("forward", 5, 10).kernel(6, 7, 9).kernel(60, 61, 64)  # 2 ms inside, 3 ms launched too late
     return made.phase("zero_grad", 20, 24)
 
 
@@ -424,7 +424,7 @@ def test_pooled_ranks():
         (65 * MS, 65 * MS / 3, 40 * MS, 5 * MS, 65 / 250),
         (34 * MS, 34 * MS / 3, 24 * MS, 2 * MS, 1.0),
     )
-    # Rank 1 has no call: it adds nothing to the figures per call.
+    # Rank 1 has no call, so it adds nothing to the figures per call.
     assert figures("backward") == (1, (10 * MS, 1e7, 10 * MS, 10 * MS, 0.04), (0, 0.0, 0, 0, 0.0))
     assert figures("dataloader") == (0, (0, None, None, None, 0.0), (0, None, None, None, 0.0))
     # 200 - 20 - 40 - 10 of rank 0 and 50 - 5 of rank 1.
@@ -436,8 +436,8 @@ def test_pooled_ranks():
     assert ["1 of 2 GPU events" in note for note in summary.notes] == [True]
 
 
-def test_a_rank_without_device_events_adds_no_zeros():
-    """It has no device figures, so the device figures are those of the other rank."""
+def test_rank_without_device_events_adds_no_zeros():
+    """It has no device figures, so they come from the other rank only."""
     on_device = summarize(rank_0().trace())
     on_host = summarize(Recording().step(3, 0, 40).phase("forward", 0, 30).trace())
     pooled = pool([on_host, on_device])
@@ -455,8 +455,8 @@ def test_a_rank_without_device_events_adds_no_zeros():
     assert nothing.rows[0].host_total_ns == 80 * MS
 
 
-def test_pieced_together_on_one_rank_has_no_calls():
-    """Forward is a range of ours on rank 0, and made of operators on rank 1."""
+def test_phase_made_of_operators_on_one_rank_has_no_calls():
+    """Forward is a range of this package on rank 0, and made of operators on rank 1."""
     pieced = Recording().step(3, 0, 50).add("aten::mm", 5, 10, cat="cpu_op")
     pieced.add("autograd::engine::evaluate_function: A", 20, 30, cat="cpu_op")
     ranks = {0: summarize(rank_0().trace()), 1: summarize(pieced.trace())}
@@ -465,7 +465,7 @@ def test_pieced_together_on_one_rank_has_no_calls():
     assert forward[7:11] == (32 * MS, None, None, None)
 
 
-def test_table_of_ranks():
+def test_table_for_several_ranks():
     by_rank = {0: summarize(rank_0().trace()), 1: summarize(rank_1().trace()), 2: "rank 2 slept"}
     table = table_of(MODEL_SUMMARY, by_rank)
     assert (table.id, table.title) == ("model_summary", "Model Summary (steps 3 to 4)")
@@ -482,7 +482,7 @@ def test_table_of_ranks():
     assert (absent.rows, absent.absent_reason) == ((), f"no reason; {NO_RANGES}")
 
 
-def test_window_whose_trace_has_no_summary():
+def test_window_trace_without_summary():
     table = of_window(window(), NO_STEPS)
     assert (table.rows, table.absent_reason) == ((), NO_STEPS)
     assert table.title == "Model Summary (steps 3 to 6)"

@@ -1,4 +1,4 @@
-"""Call trees and launches, against slow and obvious implementations."""
+"""Call trees and launches, compared with slow but simple implementations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make(*events):
 
 
 def tree(trace):
-    """Name of what is around each event."""
+    """Name of each event → name of its parent."""
     parent = find_parents(trace)
     return {
         trace.name_of(row): trace.name_of(parent[row]) if parent[row] >= 0 else None
@@ -38,7 +38,7 @@ def tree(trace):
 # Hand-made call trees
 
 
-def test_calls_nest_by_thread_and_the_device_is_outside():
+def test_calls_nest_by_thread_without_device_events():
     trace = make(
         timed("user_annotation", "step", 0, 100),
         timed("python_function", "f", 10, 90),
@@ -57,8 +57,8 @@ def test_calls_nest_by_thread_and_the_device_is_outside():
     }  # fmt: skip
 
 
-def test_events_of_no_length():
-    """One is inside of what begins with it, and not of what ends there; nothing is inside of it."""
+def test_events_of_zero_length():
+    """One belongs to an event that starts with it, but not to one that ends there; it contains nothing."""
     trace = make(
         timed("cpu_op", "outer", 0, 10),
         timed("cpu_op", "at begin", 0, 0),
@@ -73,8 +73,8 @@ def test_events_of_no_length():
     }  # fmt: skip
 
 
-def test_an_event_that_ends_after_the_one_around_it_ends_with_it():
-    """By the rounding of old traces: the next event is a sibling of the outer, not a child of the inner."""
+def test_child_that_ends_after_its_parent_is_clipped():
+    """Old traces round: the next event is a sibling of the outer one, not a child of the inner one."""
     trace = make(
         timed("cpu_op", "outer", 0, 10),
         timed("cpu_op", "inner", 5, 11),
@@ -83,7 +83,7 @@ def test_an_event_that_ends_after_the_one_around_it_ends_with_it():
     assert tree(trace) == {"outer": None, "inner": "outer", "next": None}
 
 
-def test_a_range_that_outlives_the_function_that_opened_it():
+def test_range_may_outlive_function_that_opened_it():
     """``record_function.__enter__`` opens a range and returns."""
     trace = make(
         timed("python_function", "train", 0, 100),
@@ -100,8 +100,8 @@ def test_a_range_that_outlives_the_function_that_opened_it():
     }  # fmt: skip
 
 
-def test_an_operator_does_not_outlive_the_function_that_called_it():
-    """Its kernel is its own: by rounding, or by a lost event, it ends after the function around it."""
+def test_operator_does_not_outlive_function_that_called_it():
+    """It keeps its kernel even if rounding or a lost event makes it end after the function around it."""
     trace = make(
         timed("python_function", "f", 0, 9),
         timed("cpu_op", "aten::mm", 2, 10, **{"External id": 1}),
@@ -119,8 +119,8 @@ ENTER = "<built-in method __enter__ of torch._C._profiler.RecordFunctionFast obj
 
 
 @pytest.mark.parametrize("opener", [ENTER, "torch/_dynamo/utils.py(4834): record_pregraph_bytecode_enter"])
-def test_an_operator_that_python_opened_outlives_the_functions_that_opened_it(opener):
-    """As ``Pregraph bytecode`` of torch.compile: C functions may be recorded or not."""
+def test_operator_opened_by_python_outlives_its_openers(opener):
+    """Like torch.compile's ``Pregraph bytecode``; C functions may or may not be recorded."""
     trace = make(
         timed("cpu_op", "Torch-Compiled Region: 0/0", 0, 90_000),
         timed("python_function", "inner", 1_000, 8_000),
@@ -139,14 +139,14 @@ def test_an_operator_that_python_opened_outlives_the_functions_that_opened_it(op
     }  # fmt: skip
 
 
-def test_an_operator_that_record_function_fast_opened_is_known_by_that_however_short():
+def test_short_operator_opened_by_record_function_fast():
     """It outlives its opener by less than the rounding of old traces."""
     trace = make(timed("python_function", ENTER, 0, 300), timed("cpu_op", "mine", 200, 900))
     assert tree(trace) == {ENTER: None, "mine": None}
 
 
 @pytest.mark.parametrize(("cat", "name"), [("user_annotation", "mine"), ("Operator", "Optimizer.step#SGD")])
-def test_ranges_of_all_versions_outlive_functions(cat, name):
+def test_ranges_of_all_versions_may_outlive_functions(cat, name):
     trace = make(
         timed("python_function", "enter", 0, 9),
         timed(cat, name, 2, 30),
@@ -156,8 +156,8 @@ def test_ranges_of_all_versions_outlive_functions(cat, name):
 
 
 @pytest.mark.parametrize("depth", [1, 10, 64, 65, 500])
-def test_a_range_outlives_so_many_functions_and_no_more(depth):
-    """Deeper than any real range is opened it ends with the function, so that no file takes long."""
+def test_range_outlives_at_most_64_functions(depth):
+    """A range nested deeper than any real one ends with its function, so that every file is read fast."""
     functions = [timed("python_function", f"f{n}", n, 2000 - n) for n in range(depth)]
     trace = make(*functions, timed("user_annotation", "mine", 600, 3000), timed("cpu_op", "op", 2500, 2600))
     parents = tree(trace)
@@ -165,13 +165,13 @@ def test_a_range_outlives_so_many_functions_and_no_more(depth):
     assert parents["op"] == ("mine" if depth <= 64 else None)
 
 
-# Against a slow implementation
+# Compared with a slow implementation
 
 
 @st.composite
 def host_events(draw):
-    """Events of two threads at few times, so that many touch, coincide, cross and have no length."""
-    unit = draw(st.sampled_from([1, 900]))  # crossing by rounding, and by more
+    """Events of two threads at few distinct times: many touch, coincide, cross or have zero length."""
+    unit = draw(st.sampled_from([1, 900]))  # crossings within and beyond the rounding
     cats = st.sampled_from(
         ["cpu_op", "user_annotation", "cuda_runtime", "python_function", "kernel", "Trace"]
     )
@@ -179,7 +179,7 @@ def host_events(draw):
         st.lists(st.tuples(cats, st.integers(0, 12), st.integers(0, 9), st.integers(1, 2)), max_size=14)
     )
     return [
-        # Every third operator is a range, as old torch wrote them, or function opens one.
+        # Every third operator is a range, as written by old torch, or a function opens one.
         timed(cat, f"e{n}" if n % 3 else f"{other}#{n}", begin * unit, (begin + length) * unit, tid)
         for n, (cat, begin, length, tid) in enumerate(events)
         for other in ["RecordFunctionFast" if cat == "python_function" else "Optimizer.step"]
@@ -187,7 +187,7 @@ def host_events(draw):
 
 
 def slow_parents(trace):
-    """Keeps all events of a thread in the order from outer to inner, also those that have ended."""
+    """Keeps all events of a thread from outer to inner, including those that ended."""
     parents = [-1] * len(trace)
     for track in range(len(trace.tracks)):
         order, ends = [], {}
@@ -221,14 +221,14 @@ def slow_parents(trace):
 
 
 @given(host_events())
-def test_parents_are_those_of_the_slow_implementation(events):
+def test_parents_match_slow_implementation(events):
     trace = make(*events)
     assert find_parents(trace).tolist() == slow_parents(trace)
 
 
 @st.composite
 def nested_events(draw, begin=0, end=64, depth=0):
-    """Calls that nest properly: the tree is known as they are made."""
+    """Properly nested calls, whose tree is known as they are generated."""
     made = []
     at = begin
     for _ in range(draw(st.integers(0, 3 if depth else 4))):
@@ -249,7 +249,7 @@ def test_proper_nesting_is_found_exactly(calls):
         for begin, end, inside in calls:
             name = f"e{len(events)}"
             truth[name] = around
-            # Of two with the same interval the outer one is told by its id, as operators are numbered.
+            # Of two equal intervals the outer one has the lower id, as operators are numbered.
             cat = ("cpu_op", "user_annotation")[len(events) % 2]
             events.append(timed(cat, name, begin, end, **{"External id": len(events)}))
             add(inside, name)
@@ -258,7 +258,7 @@ def test_proper_nesting_is_found_exactly(calls):
     assert tree(make(*reversed(events))) == truth
 
 
-def test_what_is_around_an_event_began_before_it_and_is_open():
+def test_parent_starts_before_its_child_and_is_open():
     num_nested = 0
 
     @given(host_events())
@@ -289,12 +289,12 @@ def test_nearest_ancestor(events, chosen):
         while up >= 0 and not wanted[up]:
             up = int(parent[up])
         assert found[row] == up
-    np.testing.assert_array_equal(parent, before)  # not changed in place
+    np.testing.assert_array_equal(parent, before)  # not modified in place
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 1000, 100_000])
 def test_deep_chains_take_few_rounds(depth, monkeypatch):
-    """Each event around the next: rounds that double what they skip need 17 for 100,000, not as many."""
+    """A chain of nested events: rounds that double their reach need 17 for 100,000 events."""
     parent = np.arange(-1, depth - 1)
     rounds = 0
 
@@ -327,7 +327,7 @@ def link(trace):
     return names(links.runtime), names(links.operator), links.begin_ns.tolist()
 
 
-def test_launches_by_correlation_and_by_external_id():
+def test_launches_by_correlation_and_external_id():
     trace = make(
         timed("cpu_op", "outer", 0, 50, **{"External id": 1}),
         timed("cpu_op", "inner", 5, 40, **{"External id": 2}),
@@ -345,8 +345,8 @@ def test_launches_by_correlation_and_by_external_id():
     assert begin_ns == [10, 60, 0, -1, -1]
 
 
-def test_external_ids_that_are_correlations_are_not_operators():
-    """As torch 1.12 to 2.0 wrote them: operator 9 has nothing to do with launch 9."""
+def test_external_ids_equal_to_correlations_are_not_operators():
+    """torch 1.12 to 2.0 wrote them this way: operator 9 is unrelated to launch 9."""
     trace = make(
         timed("cpu_op", "op", 0, 50, **{"External id": 9}),
         timed("kernel", "k", 60, 70, tid=7, correlation=9, **{"External id": 9}),
@@ -355,15 +355,15 @@ def test_external_ids_that_are_correlations_are_not_operators():
     assert link(trace) == ([None] * 2, [None] * 2, [-1] * 2)
 
 
-def test_no_device_no_host_and_nothing():
+def test_links_without_device_host_or_events():
     for events in ([], [timed("cpu_op", "op", 0, 5)], [timed("kernel", "k", 0, 5, correlation=1)]):
         trace = make(*events)
         num_device = sum(event["cat"] == "kernel" for event in events)
         assert link(trace) == ([None] * num_device, [None] * num_device, [-1] * num_device)
 
 
-def test_several_kernels_of_one_launch_and_a_repeated_correlation():
-    """A graph launch starts many kernels; of two calls with one id the first counts."""
+def test_graph_launch_links_all_kernels_and_first_of_repeated_calls():
+    """A graph launch starts many kernels; of two calls with one id, the first counts."""
     trace = make(
         timed("cuda_runtime", "graph", 0, 5, correlation=1),
         timed("cuda_runtime", "again", 6, 7, correlation=1),
@@ -385,7 +385,7 @@ def launching_events(draw):
 
 
 @given(launching_events())
-def test_links_are_those_of_the_slow_implementation(events):
+def test_links_match_slow_implementation(events):
     trace = make(*events)
     parent = find_parents(trace)
     is_operator = operators(trace)

@@ -78,8 +78,8 @@ def cells(table):
     return {row[0]: dict(zip([c.key for c in table.columns], row, strict=True)) for row in table.rows}
 
 
-# linear [0, 100) calls addmm [10, 70), which launches gemm (50 us) at [20, 30) and copy (5 us) at [40, 45);
-# linear launches bias (7 us) itself at [80, 90). On thread 2 addmm [0, 40) launches gemm (30 us) at [5, 10).
+# linear [0, 100) calls addmm [10, 70), which launches gemm (50 µs) at [20, 30) and copy (5 µs) at [40, 45);
+# linear itself launches bias (7 µs) at [80, 90). On thread 2, addmm [0, 40) launches gemm (30 µs) at [5, 10).
 SMALL = (
     op("aten::linear", 0, 100),
     op("aten::addmm", 10, 70),
@@ -96,7 +96,7 @@ SMALL = (
 )
 
 
-def test_self_and_total():
+def test_self_and_total_time():
     fact = summarize(*SMALL)
     rows = by_name(fact)
     linear, addmm = rows["aten::linear"], rows["aten::addmm"]
@@ -113,18 +113,18 @@ def test_self_and_total():
     }
 
 
-def test_what_an_operator_calls():
+def test_children_and_kernels_of_operator():
     rows = by_name(summarize(*SMALL))
     (child,) = rows["aten::linear"].children.values()
     assert (child.name, child.calls, child.host, child.device) == ("aten::addmm", 1, us(60), us(55))
-    assert child.kernels == {"gemm": us(50), "copy": us(5)}  # not what thread 2 launched
+    assert child.kernels == {"gemm": us(50), "copy": us(5)}  # without thread 2's launches
     assert rows["aten::linear"].kernels == {"bias": us(7)}
     assert rows["aten::addmm"].kernels == {"gemm": us(50, 30), "copy": us(5)}
     assert rows["aten::addmm"].children == {}
 
 
 def test_recursion_counts_once():
-    """f [0, 50) calls f [10, 40), which calls g [20, 30) with g [22, 25) in it; each f launches 4 us."""
+    """f [0, 50) calls f [10, 40), which calls g [20, 30) containing g [22, 25); each f launches 4 µs."""
     fact = summarize(
         *(op("f", 0, 50), launch(2, 3, 1), op("f", 10, 40), launch(12, 13, 2)),
         *(op("g", 20, 30), op("g", 22, 25)),
@@ -140,8 +140,8 @@ def test_recursion_counts_once():
     assert {name: child.host for name, child in rows["g"].children.items()} == {"g": us(3)}
 
 
-def test_other_ranges_between_operators_are_looked_through():
-    """A range of the user and a Python frame in an operator are the operator's own time."""
+def test_other_ranges_between_operators_are_skipped():
+    """A user range and a Python frame inside an operator count as the operator's own time."""
     fact = summarize(
         op("outer", 0, 100),
         event("user_annotation", "mine", 10, 90),
@@ -153,15 +153,15 @@ def test_other_ranges_between_operators_are_looked_through():
     assert set(rows["outer"].children) == {"inner"}
 
 
-def test_children_that_end_late_are_cut():
-    """Old traces round: inner [5, 12) in outer [0, 10), and in it a call of the runtime [9, 13)."""
+def test_late_end_of_child_is_clipped():
+    """Old traces round: inner [5, 12) in outer [0, 10), with a runtime call [9, 13) inside."""
     rows = by_name(summarize(op("outer", 0, 10), op("inner", 5, 12), launch(9, 13, 1)))
     assert rows["outer"].host_self_ns == 5 * US
     assert (rows["inner"].host, rows["inner"].host_self_ns) == (us(5), 4 * US)
 
 
-def test_a_range_that_python_opened_has_its_time_and_not_the_one_around_it():
-    """Of 100 us in the compiled region 30 are the range's, though the function that opened it returned."""
+def test_range_opened_by_python_keeps_its_time():
+    """It has 30 of the compiled region's 100 µs, although the function that opened it has returned."""
     rows = by_name(
         summarize(
             op("Torch-Compiled Region: 0/0", 0, 100),
@@ -179,18 +179,18 @@ def test_a_range_that_python_opened_has_its_time_and_not_the_one_around_it():
     }
 
 
-def test_a_driver_call_in_a_runtime_call_counts_once():
+def test_driver_call_inside_runtime_call_counts_once():
     fact = summarize(op("f", 0, 50), launch(10, 30, 1), event("cuda_driver", "cuLaunchKernel", 15, 25))
     assert by_name(fact)["f"].host_self_ns == 30 * US
 
 
-def test_empty_operators():
+def test_operators_of_zero_length():
     rows = by_name(summarize(op("f", 5, 5), op("f", 5, 5), op("g", 5, 9)))
     assert (rows["f"].calls, rows["f"].host) == (2, us(0, 0))
     assert rows["g"].host_self_ns == 4 * US
 
 
-def test_no_operators():
+def test_trace_without_operators():
     assert "ProfilerActivity.CPU" in why_not(summarize, kernel("k", 0, 5, 1))
 
 
@@ -231,10 +231,10 @@ def test_table():
     assert sum(row["device_ratio"] for row in rows.values()) == pytest.approx(1)
 
 
-def test_details():
+def test_table_with_details():
     table = table_of(OPERATORS, {0: summarize(*SMALL)}, TableOptions(op_detail=True, sorted_by="cpu_total"))
     assert [(depth, row[0]) for depth, row in zip(table.depths, table.rows, strict=True)] == [
-        (0, "aten::addmm"),  # 100 us as linear, but g comes before l
+        (0, "aten::addmm"),  # 100 µs like linear, but sorted by name
         (1, "gemm"),
         (1, "copy"),
         (0, "aten::linear"),
@@ -298,7 +298,7 @@ def test_ranks_are_pooled():
 
 @pytest.mark.parametrize("key", SORT_KEYS)
 def test_sorted_by(key):
-    """Calls, host and device times in three different orders."""
+    """Calls, host times and device times have three different orders."""
     fact = summarize(
         *(op("a", 0, 9), launch(1, 2, 1)),
         *(op("b", 10, 13), op("b", 15, 30), launch(16, 17, 2)),
@@ -307,8 +307,8 @@ def test_sorted_by(key):
     )
     expected = {
         "cpu_total": "bac",  # 18, 9, 8
-        "cpu_self": "bac",  # 17, 8, 7: without the launches
-        "cpu_avg": "bac",  # 9, 9, 8/3: of the first two b has more in total
+        "cpu_self": "bac",  # 17, 8, 7: excluding launches
+        "cpu_avg": "bac",  # 9, 9, 8/3: b has the larger total of the first two
         "cpu_max": "bac",  # 15, 9, 5
         "cpu_min": "cba",  # 1, 3, 9
         "gpu_total": "cba",  # 9, 7, 5
@@ -317,13 +317,13 @@ def test_sorted_by(key):
         "gpu_max": "cba",
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
-    }.get(key, "cba")  # no memory was recorded: as without a key
+    }.get(key, "cba")  # no memory was recorded, so the default
     table = table_of(OPERATORS, {0: fact}, TableOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
 
-def test_torchs_keys_order_as_torchs_table_does(tmp_path):
-    """A recorded trace: along our rows, torch's own figures never grow."""
+def test_torch_sort_keys_order_like_torch_table(tmp_path):
+    """In a recorded trace, torch's own figures never increase from row to row."""
     layer, batch = torch.nn.Linear(64, 64), torch.rand(32, 64)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
         for _ in range(5):
@@ -343,13 +343,13 @@ def test_torchs_keys_order_as_torchs_table_does(tmp_path):
         assert len(names) > 8
         assert all(after <= before * 1.001 + 0.1 for before, after in pairwise(figures)), key
         orders.add(tuple(names))
-    assert len(orders) == 4  # so that no key stands for another
+    assert len(orders) == 4  # no key equals another
 
 
 MEMORY_KEYS = ("cpu_memory_usage", "self_cpu_memory_usage")
 
 
-def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
+def test_memory_order_matches_torch_table(tmp_path):
     layer, batch = torch.nn.Linear(64, 64), torch.rand(32, 64)
     cpu = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=cpu, profile_memory=True) as recorded:
@@ -367,7 +367,7 @@ def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
         rows = [row for row in table.rows if row[0].startswith("aten::")]
         found = {row[0]: row[place] for row in rows}
         theirs = {name: getattr(averages[name], key) for name in found}
-        # It calls itself: torch adds the inner call to the total again.
+        # It calls itself, and torch adds the inner call to the total again.
         assert found.pop("aten::arange") == (0 if key.startswith("self") else 32)
         assert found == {name: theirs[name] for name in found}
         assert [row[place] for row in rows] == sorted((row[place] for row in rows), reverse=True)
@@ -377,7 +377,7 @@ def test_operators_are_ordered_by_memory_as_in_torchs_table(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["cpu_memory", "cpu_self_memory", "gpu_memory", "gpu_self_memory"])
-def test_memory_that_was_not_measured_leaves_the_usual_order(key):
+def test_unmeasured_memory_keeps_default_order(key):
     events = (op("a", 0, 5), op("b", 10, 30), op("c", 40, 50))
     fact = summarize(*events)
     usual, asked = (table_of(OPERATORS, {0: fact}, TableOptions(sorted_by=one)) for one in (None, key))
@@ -386,14 +386,14 @@ def test_memory_that_was_not_measured_leaves_the_usual_order(key):
     assert "profile_memory=True" in note
 
 
-def test_gpu_order_without_gpu_is_by_host():
+def test_gpu_order_without_gpu_uses_host_time():
     table = table_of(
         OPERATORS, {0: summarize(op("a", 0, 5), op("b", 10, 30))}, TableOptions(sorted_by="gpu_max")
     )
     assert [row[0] for row in table.rows] == ["b", "a"]
 
 
-# Where operators come from.
+# Where operators are called
 
 
 def test_modules():
@@ -417,8 +417,8 @@ def test_modules():
     assert "module" not in cells(table_of(OPERATORS, {0: summarize(*SMALL)}))["aten::linear"]
 
 
-def test_modules_and_callers_of_several_threads():
-    """Each thread has its own most frequent one; together it is the one of thread 2."""
+def test_modules_and_callers_across_threads():
+    """Each thread has its own most frequent one; in total it's thread 2's."""
     events = [
         event("python_function", f"nn.Module: {name}_0", 0, 90, tid) for tid, name in ((1, "A"), (2, "B"))
     ]
@@ -449,7 +449,7 @@ def test_callers_from_python_events():
     )
 
 
-def test_callers_from_stacks_of_torch_1():
+def test_callers_from_torch_1_stacks():
     stack = "/env/site-packages/torch/nn/f.py(9): linear;/home/train.py(12): step;/home/train.py(40): main"
     fact = summarize(op("f", 0, 5, **{"Call stack": stack}), op("g", 10, 12), op("f", 20, 21))
     rows = cells(table_of(OPERATORS, {0: fact}))
@@ -488,7 +488,7 @@ def test_user_frames(frame, is_users):
     assert is_user_frame(frame) == is_users
 
 
-# Shapes and floating-point operations.
+# Shapes and floating-point operations
 
 
 def shaped(name, begin, end, dims, concrete=None):
@@ -496,7 +496,7 @@ def shaped(name, begin, end, dims, concrete=None):
     return op(name, begin, end, **{"Input Dims": dims}, **values)
 
 
-def test_by_shape():
+def test_table_by_shape():
     fact = summarize(
         shaped("aten::mm", 0, 10, [[2, 3], [3, 4]]),
         shaped("aten::mm", 20, 50, [[2, 3], [3, 5]]),
@@ -516,8 +516,8 @@ def test_by_shape():
     assert "record_shapes=True" in without.why_not(TraceFacts.operators_by_shape)
 
 
-def test_flops_count_in_the_outermost():
-    """A bmm inside a baddbmm is the same work. One mm with an odd shape: the row is not known."""
+def test_flops_count_in_outermost_operator():
+    """A bmm inside a baddbmm is the same work. One mm with an invalid shape makes its row unknown."""
     fact = summarize(
         shaped("aten::baddbmm", 0, 10, [[1], [5, 2, 3], [5, 3, 4]]),
         shaped("aten::bmm", 2, 8, [[5, 2, 3], [5, 3, 4]]),
@@ -572,7 +572,7 @@ def test_unknown_flops(name, dims, concrete):
 
 
 class Net(nn.Module):
-    """Every formula, with strides, padding, dilation, groups and transposed kernels."""
+    """Uses every formula, with strides, padding, dilation, groups and transposed kernels."""
 
     def __init__(self):
         super().__init__()
@@ -591,7 +591,7 @@ class Net(nn.Module):
         return x + torch.bmm(stack, stack).sum()
 
 
-def test_flops_equal_torchs_counter(tmp_path):
+def test_flops_match_torch_counter(tmp_path):
     net = Net()
     inputs = [
         torch.randn(2, 4, 11, requires_grad=True),
@@ -625,7 +625,7 @@ def test_flops_equal_torchs_counter(tmp_path):
     assert {name: one.flops for name, one in rows.items() if one.flops is not None} == expected
 
 
-# The oracle: trees by containment, walked call by call.
+# The oracle: trees by containment, walked call by call
 
 KINDS = {
     "cpu_op": "ABC",
@@ -637,7 +637,7 @@ KINDS = {
 
 @st.composite
 def threads(draw):
-    """Calls of several threads that nest (but may end late), and kernels launched by them."""
+    """Nested calls on several threads, which may end late, and kernels launched by them."""
     events, correlation = [], 0
     for tid in range(draw(st.integers(1, 3))):
         stack = [(0, 10**6)]
@@ -655,7 +655,7 @@ def threads(draw):
             for _ in range(min(pops, len(stack) - 1)):
                 stack.pop()
             begin, limit = stack[-1]
-            # A runtime call that begins with an operator and is longer would have the operator in it.
+            # A longer runtime call that starts with an operator would contain it.
             begin += draw(st.integers(0, 3)) + (cat == "cuda_runtime")
             if begin >= limit:
                 continue
@@ -678,7 +678,7 @@ def threads(draw):
 
 
 def ended_in_functions(one, events):
-    """What outlives the Python function it began in is around what follows; test_nesting has that."""
+    """Clipped to the Python functions it started in; test_nesting covers ranges that outlive them."""
     if one["cat"] not in KINDS or one["cat"] == "python_function":
         return one
     ends = [
@@ -714,12 +714,12 @@ def trees(events):
 
 
 def expect(events):
-    """Figures of every operator on every thread."""
+    """Figures of every operator on each thread."""
     kernels = [e for e in events if e["cat"] == "kernel"]
     figures = {}
 
     def launched(node):
-        """Device events launched in it, at any depth."""
+        """Device events launched inside, at any depth."""
         own = [
             k
             for k in kernels
@@ -784,7 +784,7 @@ def is_inside(node, outer):
 
 @settings(max_examples=200, deadline=None)
 @given(threads())
-def test_against_the_oracle(events):
+def test_matches_oracle(events):
     if not any(e["cat"] == "cpu_op" for e in events):
         assert why_not(summarize, *events)
         return
@@ -817,7 +817,7 @@ def test_against_the_oracle(events):
 
 
 def operator_time_us(events):
-    """Microseconds of the threads in which an operator runs and no runtime call."""
+    """Microseconds in which a thread runs an operator but no runtime call."""
     total = 0
     for tid in {e["tid"] for e in events if e["cat"] in KINDS}:
         nodes = trees([e for e in events if e["tid"] == tid])
@@ -835,7 +835,7 @@ def operator_time_us(events):
 
 
 def check_sums(timeline, fact, operators_ns):
-    """Self times are what is left of the operators without runtime calls; device times are all there is."""
+    """Self times add up to the operators without runtime calls; device times add up to all device time."""
     trace = timeline.trace
     rows = [one for thread in fact.threads for one in thread.operators]
     assert sum(row.host_self_ns for row in rows) == fact.host_self_ns == operators_ns
@@ -848,7 +848,7 @@ def check_sums(timeline, fact, operators_ns):
     assert sum(row[keys.index("device_self_ns")] for row in table.rows) == fact.device_ns
 
 
-# Real traces.
+# Real traces
 
 ALL = (
     *("v100_resnet50_workers0", "v100_resnet50_workers4", "v100_ns_resolution", "a100_nccl"),
@@ -857,8 +857,8 @@ ALL = (
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_device_events_have_their_operators(name):
-    """Also where a kernel has its correlation id for an external id (torch 1.12 to 2.0)."""
+def test_device_events_have_operators(name):
+    """Even if a kernel's external id is its correlation id (torch 1.12 to 2.0)."""
     timeline = build_timeline(load(name))
     fact = summarize_operators(timeline)
     trace, operators_ns = timeline.trace, 0
@@ -870,7 +870,7 @@ def test_device_events_have_their_operators(name):
     check_sums(timeline, fact, operators_ns)
     share_of_time = 1 - fact.not_launched.total_ns / fact.device_ns
     share_of_events = 1 - fact.not_launched.calls / len(timeline.trace.device)
-    if name.startswith("sampled"):  # a part of a real trace: some launches are outside operators
+    if name.startswith("sampled"):  # part of a real trace: some launches are outside operators
         assert (share_of_time > 0.998, share_of_events > 0.985) == (True, True)
     else:
         assert (share_of_time, share_of_events) == (1, 1)
@@ -878,8 +878,8 @@ def test_device_events_have_their_operators(name):
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 @pytest.mark.parametrize("table", ["operator_table", "operator_table_by_shape"])
-def test_resnet_equals_the_plugin(name, table):
-    """All figures but one: it merged an operator with its only child of the same name, here aten::div."""
+def test_resnet_matches_plugin(name, table):
+    """Except for one figure: it merged an operator with its only child of the same name, here aten::div."""
     fact = summarize_operators(build_timeline(load(name)))
     operators = [
         one
@@ -907,8 +907,8 @@ def test_resnet_equals_the_plugin(name, table):
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
 def test_flops_of_torch_1(name):
-    """Its traces have shapes but no values, so matrix products have FLOPs and convolutions a dash."""
+    """Its traces have shapes but no values, so matmuls have FLOPs and convolutions a dash."""
     rows = by_name(summarize_operators(build_timeline(load(name))))
-    # The last layer of six steps with 32 images.
+    # The last layer, in six steps with 32 images each.
     assert rows["aten::addmm"].flops == 6 * 2 * 32 * 2048 * 1000
     assert rows["aten::convolution"].flops is None

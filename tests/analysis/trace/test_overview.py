@@ -1,4 +1,4 @@
-"""Overview Summary: hand-made traces, an oracle on a grid, and what others derived from real traces."""
+"""Overview Summary: hand-made traces, an oracle on a grid, and independent figures of real traces."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def summarize(*events, **metadata):
 
 
 def times(types):
-    """Type → calls and microseconds in the steps."""
+    """Type → calls and microseconds within the steps."""
     return {one.key: (one.calls, one.total_ns // US) for one in types}
 
 
-def test_a_range_around_all_steps_is_none_of_them():
-    """It filled them by 100%, with 0 calls."""
+def test_range_around_all_steps_is_ignored():
+    """It used to fill them by 100%, with 0 calls."""
     found = summarize(
         event("user_annotation", "whole job", 0, 500),
         step(0, 10, 100),
@@ -72,7 +72,7 @@ def test_each_type():
     assert (found.num_steps, found.steps_ns) == (1, 100 * US)
     assert times(found.host) == {
         "python_function": (1, 95),
-        "operator": (3, 20 + 18),  # those of the autograd thread too, but not its nodes
+        "operator": (3, 20 + 18),  # includes those on the autograd thread, but not its nodes
         "backward": (1, 20),
         "optimization": (1, 20),
         "dataloader": (1, 10),
@@ -108,9 +108,9 @@ def test_device_types():
     assert [row[5] for row in table_of(OVERVIEW, {0: found}).rows[-4:]] == [0.4, 0.05, 0.01, 0.2]
 
 
-def test_clipped_to_the_steps_but_whole_too():
+def test_times_are_clipped_to_steps_and_also_given_in_full():
     found = summarize(
-        event("cpu_op", "aten::a", 0, 15),  # begins before the steps
+        event("cpu_op", "aten::a", 0, 15),  # starts before the steps
         step(0, 10, 20),
         event("cpu_op", "aten::b", 19, 26),  # ends in the gap between them
         step(1, 30, 40),
@@ -125,8 +125,8 @@ def test_clipped_to_the_steps_but_whole_too():
     assert found.steps_ns == 20 * US
 
 
-def test_the_device_may_lag_behind_the_host():
-    """Steps of 10 on the host, but 30 until the device has done what they launched: still at most 100%."""
+def test_device_may_lag_behind_host():
+    """Steps of 10 on the host last 30 until the device is done; the share is still at most 100%."""
     found = summarize(
         step(0, 0, 10),
         event("cuda_runtime", "cudaLaunchKernel", 0, 1, correlation=1),
@@ -149,17 +149,17 @@ def test_nodes_of_old_autograd():
     assert times(found.host) == {"backward": (2, 25), "operator": (1, 8)}
 
 
-def test_fetch_inside_the_own_range_is_one_call():
+def test_fetch_inside_modelprof_range_is_one_call():
     found = summarize(
         step(0, 0, 100),
         event("user_annotation", "modelprof: dataloader", 0, 20),
         event("user_annotation", LOADER, 2, 18),
-        event("user_annotation", LOADER, 50, 60),  # of a validation
+        event("user_annotation", LOADER, 50, 60),  # a validation fetch
     )
     assert times(found.host) == {"dataloader": (2, 30)}
 
 
-def test_a_range_outlives_the_python_function_that_opened_it():
+def test_range_outlives_python_function_that_opened_it():
     found = summarize(
         step(0, 0, 100),
         event("python_function", "torch/autograd/profiler.py(1): __enter__", 9, 11),
@@ -170,7 +170,7 @@ def test_a_range_outlives_the_python_function_that_opened_it():
     assert times(found.host) == {"dataloader": (1, 20), "python_function": (2, 4)}
 
 
-def test_without_steps():
+def test_trace_without_steps():
     reason = "the trace has none of the recorded steps, or neither steps nor operators"
     assert why_not(summarize, event("kernel", "gemm", 0, 10, "stream 7")) == reason
     other = {TRACE_METADATA_KEY: {"recorded_steps": [7]}}
@@ -181,7 +181,7 @@ def test_without_steps():
 
 
 def overview(begin, end, *device):
-    """One step of 100 with an operator, and events of the device."""
+    """One step of 100 with an operator and device events."""
     return summarize(
         step(0, 0, 100),
         event("cpu_op", "aten::a", begin, end),
@@ -201,7 +201,7 @@ def test_table():
     assert not any("no GPU events" in note or "ranks" in note for note in table.notes)
 
 
-def test_table_of_several_ranks():
+def test_table_for_several_ranks():
     both = {0: overview(10, 60, (0, 25)), 1: overview(0, 10), 3: "its file is damaged"}
     table = table_of(OVERVIEW, both)
     assert table.rows == (
@@ -217,7 +217,7 @@ def test_table_of_several_ranks():
     assert table.notes[-1] == "Without rank 3: its file is damaged."
 
 
-def test_table_without_device_and_without_anything():
+def test_table_without_device_or_data():
     table = table_of(OVERVIEW, {0: overview(10, 60)})
     assert any("no GPU events" in note for note in table.notes)
     absent = table_of(OVERVIEW, {0: "why", 1: "why"})
@@ -237,7 +237,7 @@ def test_dropped_steps_are_named():
 
 
 def test_time_between_windows_is_in_no_ratio():
-    """Two windows of 20 with the device busy in 30 of these 40, and in 10 between them."""
+    """Two windows of 20: the device is busy for 30 of these 40, and for 10 between them."""
     found = summarize(
         *(step(n, at, at + 10) for n, at in ((5, 0), (6, 10), (55, 1_000), (56, 1_010))),
         event("kernel", "gemm", 5, 25, "stream 7"),
@@ -251,7 +251,7 @@ def test_time_between_windows_is_in_no_ratio():
 
 
 def own_trace(*own):
-    """A step around an optimizer step with a closure: backward [20, 50), the step itself [50, 60)."""
+    """A step containing an optimizer step with a closure: backward [20, 50), the step itself [50, 60)."""
     return make_trace(
         [
             step(0, 0, 100),
@@ -268,7 +268,7 @@ def own_trace(*own):
     ("own", "optimization", "zero_grad"),
     [
         ((), 10, 2),
-        # With this package's ranges: the optimizer's is the innermost one in [10, 12) and [48, 62).
+        # With this package's ranges, the optimizer's is innermost in [10, 12) and [48, 62).
         (
             (
                 event("user_annotation", "modelprof: optimizer", 10, 62),
@@ -281,8 +281,8 @@ def own_trace(*own):
         ),
     ],
 )
-def test_optimization_is_that_of_the_model_summary(own, optimization, zero_grad):
-    """Without the forward and backward that Lightning runs in the optimizer's closure."""
+def test_optimization_matches_model_summary(own, optimization, zero_grad):
+    """Excludes the forward and backward that Lightning runs in the optimizer's closure."""
     timeline = build_timeline(own_trace(*own))
     found = summarize_overview(timeline)
     assert {key: time for key, time in times(found.host).items() if key in {"optimization", "zero_grad"}} == {
@@ -296,7 +296,7 @@ def test_optimization_is_that_of_the_model_summary(own, optimization, zero_grad)
             assert (one.calls, one.total_ns) == (row.calls, row.host_total_ns)
 
 
-def test_empty_steps_are_called_empty():
+def test_steps_of_length_zero_are_noted():
     events = [step(0, 0, 0), step(1, 10, 10), event("cpu_op", "aten::a", 0, 20)]
     assert "length 0" in why_not(summarize_model, build_timeline(make_trace(events)))
     found = summarize(*events)
@@ -305,7 +305,7 @@ def test_empty_steps_are_called_empty():
     )
 
 
-# The oracle: looks at every microsecond, with nothing but loops.
+# The oracle: checks every microsecond with plain loops.
 
 KINDS = {
     ("cpu_op", "aten::mm"): "operator",
@@ -329,7 +329,7 @@ DEVICE_KINDS = {
 
 @st.composite
 def recordings(draw):
-    """Steps with gaps, and events of all kinds on threads and streams of their own."""
+    """Steps with gaps, and events of all kinds, each on its own thread or stream."""
     now, steps = draw(st.integers(0, 8)), []
     for gap, size in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=3)):
         steps.append((now + gap, now + gap + size))
@@ -341,14 +341,14 @@ def recordings(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(recordings())
-def test_against_the_oracle(recording):
-    """No launch is known, so the device's bounds are the steps' own."""
+def test_matches_oracle(recording):
+    """No launch is known, so the device uses the steps' own bounds."""
     steps, events = recording
     written = [step(number, begin, end) for number, (begin, end) in enumerate(steps)]
     written += [event(*kind, begin, end, f"track {index}") for index, (kind, begin, end) in enumerate(events)]
     found = summarize(*written)
     span = [(steps[0][0], steps[-1][1])]
-    # The backward nodes of old torch are looked for only without new ones; the names here fit neither way.
+    # Backward nodes of old torch are searched for only if there are no new ones; no name here is either.
     for types, kinds, windows in ((found.host, KINDS, steps), (found.device, DEVICE_KINDS, span)):
         inside = {point for begin, end in windows for point in range(begin, end)}
         expected = {}
@@ -364,17 +364,17 @@ def test_against_the_oracle(recording):
         assert all(one.total_ns <= len(inside) * US for one in types)
 
 
-def test_types():
+def test_types_are_known():
     found = overview(10, 60, (0, 25), (50, 75))
     assert {one.key for one in found.host} <= set(HOST_TYPES)
     assert {one.key for one in found.device} <= set(DEVICE_TYPES)
 
 
-# Real traces.
+# Real traces
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "v100_resnet50_workers4"])
-def test_resnet_equals_the_plugin(name):
+def test_resnet_matches_plugin(name):
     found = summarize_overview(build_timeline(load(name)))
     truth = reference(name, "tb_plugin")["role_range_sums"]
     whole = {one.key: one.whole_ns for one in (*found.host, *found.device)}

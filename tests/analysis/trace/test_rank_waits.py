@@ -1,4 +1,4 @@
-"""Waiting for other ranks, and ranks side by side: waits derived by hand, an oracle, and real traces."""
+"""Waiting for other ranks, and ranks side by side: hand-derived waits, an oracle, and real traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.traces import event, load, make_trace, real_file
 
 US = 1000
 STEP = 1000
-"""Length of a hand-made step, microseconds."""
+"""Length of a hand-made step in microseconds."""
 KERNELS = {
     "all_reduce": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
     "all_gather": "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -59,7 +59,7 @@ def calls_of(*events, **metadata):
 
 
 def rank_of(steps, delay=0, **args):
-    """One rank that calls in each step what is listed for it, (name, microseconds), one after the other."""
+    """A rank that makes the listed calls, (name, microseconds), one after the other in each step."""
     events = []
     for number, calls in steps.items():
         events.append(step(number))
@@ -83,7 +83,7 @@ def rows_of(by_rank):
 
 
 def test_waits_by_hand():
-    """Rank 1 comes last in the first and third call: rank 0 waits 20 and 5 us; it waits 7 in the second."""
+    """Rank 1 is last in the first and third call: rank 0 waits 20 and 5 µs; it waits 7 in the second."""
     table, cells = rows_of(
         {
             0: rank_of({0: reduces(30, 10), 1: [("all_gather", 15)]}),
@@ -106,27 +106,27 @@ def test_waits_by_hand():
 
 
 @pytest.mark.parametrize(("second", "awaited"), [((11, 10), 1), ((10, 10), None), ((10, 11), None)])
-def test_who_is_waited_for_comes_last_in_more_than_half_of_the_calls(second, awaited):
-    """In the first call rank 0 waits 20 us for rank 1: most of all waits. Who comes last waits least."""
+def test_awaited_rank_is_last_in_more_than_half_of_calls(second, awaited):
+    """In the first call rank 0 waits 20 µs for rank 1, the longest wait. The last rank waits least."""
     firsts, seconds = (30, 10), second
     ranks = {rank: rank_of({0: reduces(firsts[rank], seconds[rank])}) for rank in (0, 1)}
     assert awaited_rank(compare_ranks(ranks)) == awaited
 
 
-def test_the_others_wait_on_average():
-    """Ranks 0 and 2 wait 30 and 10 us for rank 1: 20 each on average."""
+def test_caused_wait_is_mean_over_other_ranks():
+    """Ranks 0 and 2 wait 30 and 10 µs for rank 1, so 20 each on average."""
     _, cells = rows_of({rank: rank_of({0: reduces(us)}) for rank, us in ((0, 40), (1, 10), (2, 20))})
     assert [ns / US for ns in cells["caused_ns"]] == [0, 0, 20, 20, 0, 0]
 
 
-def test_nobody_is_last_when_two_are():
+def test_no_rank_is_last_in_tie():
     _, cells = rows_of({rank: rank_of({0: reduces(us)}) for rank, us in ((0, 40), (1, 10), (2, 10))})
     assert cells["last"] == (0,) * 6
     assert cells["caused_ns"] == (0,) * 6
     assert [ns / US for ns in cells["waited_ns"]] == [30, 30, 0, 0, 0, 0]
 
 
-def test_clocks_do_not_matter():
+def test_clock_offsets_do_not_matter():
     def ranks(begin):
         one = rank_of({0: reduces(30, 10)})
         other = calls_of(
@@ -146,8 +146,8 @@ def launched(name, launch, begin, end, number):
     )
 
 
-def test_the_launch_says_the_step():
-    """Kernels that run after their step belong to it, and those launched before a step do not."""
+def test_launch_decides_step():
+    """Kernels that run after their step belong to it; those launched before a step don't."""
     late = calls_of(
         *launched("all_gather", 500, 1100, 1110, 1),
         step(1),
@@ -163,8 +163,8 @@ def test_the_launch_says_the_step():
     ]
 
 
-def test_a_step_with_another_number_of_calls_is_left_out_whole():
-    """Step 1 has two calls on one rank: which of them the other lacks, nobody knows."""
+def test_step_with_mismatched_call_count_is_left_out():
+    """Step 1 has two calls on one rank, and it's unknown which of them the other rank lacks."""
     table, cells = rows_of(
         {
             0: rank_of({0: reduces(30), 1: reduces(30, 20), 2: reduces(10)}),
@@ -172,11 +172,11 @@ def test_a_step_with_another_number_of_calls_is_left_out_whole():
         }
     )
     assert cells["calls"] == (2, 2, 2, 2)
-    assert cells["waited_step_ns"] == (10 * US, 10 * US, 0, 0)  # of two steps, not three
+    assert cells["waited_step_ns"] == (10 * US, 10 * US, 0, 0)  # over two steps, not three
     assert f"Calls not compared: 2 because {reasons.LACKING}." in table.notes
 
 
-def test_names_and_sizes_that_disagree():
+def test_mismatched_names_and_sizes():
     table, cells = rows_of(
         {
             0: rank_of({0: reduces(30), 1: [("all_reduce", 9), ("all_gather", 9)]}),
@@ -189,8 +189,8 @@ def test_names_and_sizes_that_disagree():
     assert reasons.DISAGREEING in table_of(RANK_WAITS, sizes).absent_reason
 
 
-def test_without_steps_the_calls_are_matched_as_far_as_they_agree():
-    """The second rank stopped to record one call earlier; the third call has another name."""
+def test_calls_without_steps_are_matched_until_they_differ():
+    """The second rank stopped recording one call earlier, and the third call has a different name."""
     first = calls_of(*(kernel("all_reduce", at, at + 8) for at in (0, 20, 40, 60)))
     second = calls_of(*(kernel("all_reduce", at, at + 5) for at in (0, 20)), kernel("all_gather", 40, 41))
     waits = compare_ranks({0: first, 1: second})
@@ -203,7 +203,7 @@ def test_without_steps_the_calls_are_matched_as_far_as_they_agree():
     assert any("Not every rank has steps" in note for note in rows_of({0: first, 1: second})[0].notes)
 
 
-def test_steps_that_not_all_have():
+def test_steps_not_on_all_ranks_are_left_out():
     table, cells = rows_of(
         {0: rank_of({n: reduces(5) for n in (0, 1)}), 1: rank_of({n: reduces(7) for n in (1, 2)})}
     )
@@ -211,8 +211,8 @@ def test_steps_that_not_all_have():
     assert f"Calls not compared: 2 because {reasons.NOT_IN_SHARED_STEPS}." in table.notes
 
 
-def test_what_a_rank_may_leave_early_is_left_out():
-    """The root of a broadcast waits for nobody, and a send concerns two ranks only."""
+def test_collectives_that_ranks_may_leave_early_are_left_out():
+    """A broadcast's root doesn't wait, and a send involves only two ranks."""
     table, cells = rows_of(
         {
             0: rank_of({0: [("broadcast", 2), ("all_reduce", 30), ("send_recv", 50)]}),
@@ -225,7 +225,7 @@ def test_what_a_rank_may_leave_early_is_left_out():
 
 
 def grid(rank, *, with_members):
-    """One of four ranks: all of them reduce, and in pairs 0 1 and 2 3 they gather, in a group of one name."""
+    """One of four ranks: all of them reduce, and the pairs 0 1 and 2 3 gather, in groups of the same name."""
     pair = [0, 1] if rank < 2 else [2, 3]
     groups = [
         {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 1, 2, 3]},
@@ -239,8 +239,8 @@ def grid(rank, *, with_members):
     )
 
 
-def test_groups_of_one_name_are_told_apart_by_their_members():
-    """In the pairs the first rank comes last and the second waits 10; of all four, rank 3 comes last."""
+def test_groups_of_same_name_are_separated_by_members():
+    """In each pair the first rank is last and the second waits 10; among all four, rank 3 is last."""
     table, cells = rows_of({rank: grid(rank, with_members=True) for rank in range(4)})
     assert cells["name"][:3] == ("rank 0", "all_reduce in default_pg", "all_gather in tp")
     named = zip(cells["name"], cells["waited_ns"], strict=True)
@@ -250,18 +250,18 @@ def test_groups_of_one_name_are_told_apart_by_their_members():
     assert not any("not compared" in note for note in table.notes)
 
 
-def test_groups_of_one_name_are_left_out_without_members():
+def test_groups_of_same_name_are_left_out_without_members():
     table, cells = rows_of({rank: grid(rank, with_members=False) for rank in range(4)})
     assert set(cells["name"]) == {*(f"rank {rank}" for rank in range(4)), "all_reduce"}
     assert f"Calls not compared: 1 because {reasons.UNCLEAR_GROUP}." in table.notes
-    # Two of the four: the pairs 0 2 could be of one group or of two.
+    # With two of the four ranks, 0 and 2, the calls could be from one group or from two.
     two = compare_ranks({rank: grid(rank, with_members=False) for rank in (0, 2)})
     assert two.left_out == {reasons.UNCLEAR_GROUP: 1}
     known = compare_ranks({rank: grid(rank, with_members=True) for rank in (0, 2)})
     assert known.left_out == {reasons.ALONE: 2}
 
 
-def test_missing_ranks_are_said():
+def test_missing_ranks_are_noted():
     table, _ = rows_of({rank: grid(rank, with_members=True) for rank in (0, 1)})
     assert any(note.startswith("2 of 4 ranks are compared") for note in table.notes)
     whole, _ = rows_of({rank: grid(rank, with_members=True) for rank in range(4)})
@@ -280,7 +280,7 @@ def gloo(*durations):
     )
 
 
-def test_gloo_on_the_host():
+def test_gloo_on_host():
     table, cells = rows_of({0: gloo(50, 60), 1: gloo(20, 10)})
     assert [ns / US for ns in cells["waited_ns"]] == [80, 80, 0, 0, 0, 0]
     assert any("the backend's CPU ranges" in note for note in table.notes)
@@ -292,7 +292,7 @@ def test_host_ranges_are_not_compared_with_kernels():
     assert any(note.startswith("Rank 1 not compared") for note in table.notes)
 
 
-def test_when_there_is_nothing_to_compare():
+def test_reason_if_nothing_can_be_compared():
     one = rank_of({0: reduces(5)})
     none = why_not(calls_of, step(0))
     assert none == "the trace has no communication"
@@ -309,11 +309,11 @@ def test_when_there_is_nothing_to_compare():
         assert reason in table.absent_reason
 
 
-# Stragglers.
+# Stragglers
 
 
 def job(durations_by_rank, num_steps=5):
-    """Ranks whose calls take these times, spread evenly over steps."""
+    """Ranks whose calls take these times, spread evenly over the steps."""
     return {
         rank: rank_of({n: reduces(*durations[n::num_steps]) for n in range(num_steps)})
         for rank, durations in enumerate(durations_by_rank)
@@ -325,8 +325,8 @@ def stragglers_of(by_rank):
     return [note for note in notes if "came last in" in note]
 
 
-def test_a_straggler_among_eight_is_found():
-    """Rank 5 comes last in 27 of 30 calls; seven others wait 40 us for it, 27 x 40 / 5 = 216 us a step."""
+def test_straggler_among_eight_ranks_is_found():
+    """Rank 5 is last in 27 of 30 calls; the other seven wait 40 µs for it, 27 x 40 / 5 = 216 µs per step."""
     durations = [[50.0] * 30 for _ in range(8)]
     durations[5] = [10.0] * 27 + [50.0] * 3
     for late in (27, 28, 29):
@@ -337,8 +337,8 @@ def test_a_straggler_among_eight_is_found():
     ]
 
 
-def test_chance_is_not_called_a_straggler():
-    """Each of the eight comes last as often as the others, and 5 of 6 calls of two ranks are not enough."""
+def test_chance_is_not_reported_as_straggler():
+    """Each of eight ranks is last equally often, and 5 of 6 calls with two ranks aren't enough."""
     durations = [[50.0] * 32 for _ in range(8)]
     for call in range(32):
         durations[call % 8][call] = 10.0
@@ -347,8 +347,8 @@ def test_chance_is_not_called_a_straggler():
     assert len(stragglers_of(job([[50.0] * 7, [10.0] * 7]))) == 1
 
 
-def test_fair_ranks_are_rarely_called_stragglers():
-    """The level is 5%: of 200 jobs with fair ranks no more than 10, and a few for the luck of the draw."""
+def test_fair_ranks_are_rarely_reported_as_stragglers():
+    """The level is 5%: at most 10 of 200 jobs with fair ranks, plus a few for the random draw."""
     draw = random.Random(7)
     found = 0
     for _ in range(200):
@@ -357,27 +357,27 @@ def test_fair_ranks_are_rarely_called_stragglers():
     assert found <= 16
 
 
-def test_always_last_by_nothing_is_no_straggler():
+def test_straggler_needs_noticeable_delay():
     assert stragglers_of(job([[50.0] * 40, [49.0] * 40])) == []
     assert len(stragglers_of(job([[50.0] * 40, [47.0] * 40]))) == 1
 
 
 @given(st.integers(1, 60), st.integers(2, 16), st.data())
-def test_the_binomial_tail(tries, num_ranks, data):
+def test_binomial_tail(tries, num_ranks, data):
     hits = data.draw(st.integers(0, tries))
     p = Fraction(1, num_ranks)
     exact = sum(comb(tries, n) * p**n * (1 - p) ** (tries - n) for n in range(hits, tries + 1))
     assert chance_of_at_least(hits, tries, 1 / num_ranks) == pytest.approx(float(exact), rel=1e-9)
 
 
-# The oracle: compares lists, one step after the other.
+# The oracle: compares lists, step by step.
 
 CALLS = st.lists(st.tuples(st.sampled_from(list(KERNELS)), st.integers(1, 40)), max_size=4)
 
 
 @st.composite
 def jobs(draw):
-    """Ranks that mostly agree: each has the common calls with times of its own, some change a step."""
+    """Ranks that mostly agree: all have the common calls with their own times; some change one step."""
     num_ranks, num_steps = draw(st.integers(2, 5)), draw(st.integers(1, 4))
     common = [[name for name, _ in draw(CALLS)] for _ in range(num_steps)]
     ranks = []
@@ -391,7 +391,7 @@ def jobs(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(jobs())
-def test_against_the_oracle(ranks):
+def test_matches_oracle(ranks):
     facts = {rank: fact_or_why(rank_of, own) for rank, own in enumerate(ranks)}
     facts = {rank: fact for rank, fact in facts.items() if not isinstance(fact, str)}
     plain = {
@@ -438,7 +438,7 @@ def test_against_the_oracle(ranks):
         assert sum(part.caused_per_step_ns for part in parts) == pytest.approx(whole.caused_per_step_ns)
 
 
-# Ranks side by side.
+# Ranks side by side
 
 
 def shares_us(chart):
@@ -446,7 +446,7 @@ def shares_us(chart):
 
 
 def side(gemm_end):
-    """Communication [40, 70), a gemm from 10, a copy [60, 80) of a step of 100."""
+    """Communication [40, 70), a gemm from 10 and a copy [60, 80) in a step of 100."""
     return TraceFacts(
         make_trace(
             [
@@ -461,7 +461,7 @@ def side(gemm_end):
 
 
 def test_shares_by_hand():
-    """Means of two steps, of which the second is empty."""
+    """Means over two steps, the second of them empty."""
     chart = rank_shares({0: side(50), 1: side(30)})
     assert (chart.kind, chart.x, chart.x_label) == ("stacked", (0.0, 1.0), "rank")
     assert shares_us(chart) == {
@@ -475,7 +475,7 @@ def test_shares_by_hand():
     assert len({layer.color for layer in view.layers}) == 5
 
 
-def test_ranks_that_cannot_be_shown():
+def test_ranks_without_shares_are_not_shown():
     host = TraceFacts(make_trace([step(0), event("user_annotation", "gloo:all_reduce", 10, 30)]))
     without_steps = TraceFacts(make_trace([kernel("all_reduce", 0, 5)]))
     asking = TraceFacts(make_trace([step(0), event("user_annotation", "nccl:all_reduce", 10, 30)]))
@@ -496,8 +496,8 @@ PLACES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 60), st.integers(1
 
 @settings(max_examples=100, deadline=None)
 @given(PLACES)
-def test_shares_against_the_oracle(drawn):
-    """Looks at every microsecond of two steps of 25 and 35."""
+def test_shares_match_oracle(drawn):
+    """Checks every microsecond of two steps of 25 and 35."""
     kinds = ("gemm", "all_reduce", "Memcpy", "Memset")
     events = [step(0, 0, 25), step(1, 25, 60), kernel("all_reduce", 5, 6)]
     events += [kernel("gemm", 20, 21)]
@@ -521,7 +521,7 @@ def test_shares_against_the_oracle(drawn):
     assert fact.in_steps.exposed_ns == shares.exposed_ns
 
 
-# Real traces.
+# Real traces
 
 
 @pytest.fixture(scope="module")
@@ -530,7 +530,7 @@ def sampled():
 
 
 def kernels_of_step(rank, number):
-    """(collective of the range around the launch, us) of a step's NCCL kernels, straight from the JSON."""
+    """(collective of the range around the launch, µs) of a step's NCCL kernels, directly from the JSON."""
     with gzip.open(real_file(f"sampled_2rank_rank{rank}")) as file:
         events = [one for one in json.load(file)["traceEvents"] if one.get("ph") == "X"]
     (bounds,) = [one for one in events if one["name"] == f"ProfilerStep#{number}"]
@@ -551,8 +551,8 @@ def kernels_of_step(rank, number):
     return [(name, duration) for _, name, duration in sorted(found)]
 
 
-def test_two_real_ranks(sampled):
-    """The file is a sample of a job of 128 ranks: in its second step the ranks' calls do not agree."""
+def test_waits_of_two_real_ranks(sampled):
+    """The file is a sample of a job with 128 ranks; in its second step the ranks' calls don't agree."""
     first, second = (kernels_of_step(rank, 551) for rank in (0, 1))
     assert [name for name, _ in first] == [name for name, _ in second]
     assert [name for name, _ in kernels_of_step(0, 552)] != [name for name, _ in kernels_of_step(1, 552)]
@@ -567,11 +567,11 @@ def test_two_real_ranks(sampled):
         assert whole.transfer_ns == US * sum(map(min, pairs))
         assert whole.waited_ns == US * sum(max(0, pair[rank] - pair[1 - rank]) for pair in pairs)
         assert whole.last == sum(pair[rank] < pair[1 - rank] for pair in pairs)
-        assert whole.waited_per_step_ns == whole.waited_ns  # of the one step that could be compared
+        assert whole.waited_per_step_ns == whole.waited_ns  # over the one step that could be compared
     assert waits.stragglers == ()
 
 
-def test_the_report_of_two_real_ranks(sampled):
+def test_report_of_two_real_ranks(sampled):
     report = build_trace_report(list(sampled.values()))
     assert [table.id for table in report.tables].count("rank_waits") == 1
     (chart,) = [chart for chart in report.charts if chart.id == "rank_shares"]

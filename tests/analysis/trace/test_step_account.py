@@ -1,4 +1,4 @@
-"""The three accounts of the steps by cause: of the same steps, each summing to the same time."""
+"""The three accounts of the steps by cause, which cover the same steps and the same total time."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def kernel(launched, begin, end, correlation):
 
 
 def one_step(number, begin):
-    """100 us: a fetch of 20, a launch at 30, a kernel of 30, a wait for it, and a kernel of 20 at the end."""
+    """100 µs: a fetch of 20, a launch at 30, a kernel of 30, a wait for it, and a kernel of 20 at the end."""
     return [
         step(number, begin, begin + 100),
         event("user_annotation", FETCH, begin, begin + 20),
@@ -96,7 +96,7 @@ def test_three_steps():
     )
 
 
-def test_of_too_many_events_all_columns_are_of_the_first_steps(monkeypatch):
+def test_with_too_many_events_all_columns_cover_first_steps(monkeypatch):
     monkeypatch.setattr(module, "MOST_EVENTS", 4)
     facts = facts_of(*one_step(1, 0), *one_step(2, 100), *one_step(3, 200), *kernel(300, 320, 900, 9))
     account, whole = facts.step_account, facts.idle.busiest.covered
@@ -107,7 +107,7 @@ def test_of_too_many_events_all_columns_are_of_the_first_steps(monkeypatch):
     assert "First 2 steps only, because 1 more has too many events." in table_of(facts).notes
 
 
-def test_without_a_device_there_is_what_runs():
+def test_account_without_device_has_running_time():
     facts = facts_of(step(1, 0, 100), event("user_annotation", FETCH, 0, 20), event("cpu_op", "a", 30, 90))
     table = table_of(facts)
     assert [column.key for column in table.columns] == ["name", *RUNNING]
@@ -120,7 +120,7 @@ def test_without_a_device_there_is_what_runs():
     assert table.notes == (f"No critical path or GPU idle time: {NO_DEVICE}.",)
 
 
-def test_without_launches_there_is_no_path():
+def test_account_without_launches_has_no_path():
     facts = facts_of(step(1, 0, 100), event("kernel", "k", 20, 50, 7, device=0, stream=7))
     table = table_of(facts)
     assert [column.key for column in table.columns] == ["name", *RUNNING, *IDLE]
@@ -129,19 +129,19 @@ def test_without_launches_there_is_no_path():
     assert "No critical path: the trace doesn't say what launched its GPU events." in table.notes
 
 
-def test_without_marked_steps_nobody_knows_what_waits_cost():
+def test_cost_of_waits_is_unknown_without_marked_steps():
     facts = facts_of(event("cpu_op", "aten::mm", 0, 40), *kernel(10, 12, 40, 1), *kernel(50, 55, 70, 2))
     table = table_of(facts)
     assert "After waits" not in rows_of(table)
     assert f"No After waits and CPU late: {NO_STEP_RANGES}." in table.notes
 
 
-def test_absent_without_steps():
+def test_account_without_steps_is_absent():
     table = table_of(facts_of(event("python_function", "f", 0, 10)))
     assert (table.rows, table.absent_reason) == ((), NO_STEP)
 
 
-def test_the_rank_with_the_longest_steps_and_a_path():
+def test_account_uses_rank_with_longest_steps_and_path():
     fast = facts_of(*one_step(1, 0))
     slow = facts_of(step(1, 0, 300), *kernel(10, 20, 290, 1))
     slowest_on_host = facts_of(step(1, 0, 900), event("cpu_op", "a", 0, 900))

@@ -49,7 +49,7 @@ def step(number, begin, end):
 
 
 def parts_us(breakdown):
-    """Number, length and the categories that have time, of each step; checks the sums on the way."""
+    """Number, length and non-zero categories of each step; checks the sums."""
     assert all(sum(one.parts_ns) == one.total_ns for one in breakdown.steps)
     return [
         (
@@ -61,8 +61,8 @@ def parts_us(breakdown):
     ]
 
 
-def test_fully_covered_step():
-    """The removed plugin counted 20 of these 10 microseconds."""
+def test_fully_covered_step_counts_once():
+    """The removed plugin counted 20 µs for these 10."""
     made = make(
         step(0, 0, 10),
         ("kernel", "k", 0, 10, None, "s7"),
@@ -72,7 +72,7 @@ def test_fully_covered_step():
     assert parts_us(break_down(made)) == [(0, 10, {"kernel": 10})]
 
 
-def test_each_category_takes_what_is_left():
+def test_each_category_takes_remaining_time():
     made = make(
         step(0, 0, 100),
         ("kernel", "k", 0, 10, None, "s7"),
@@ -93,7 +93,7 @@ def test_each_category_takes_what_is_left():
 
 
 @pytest.mark.parametrize("name", [NCCL, "ncclKernel_AllReduce_RING_LL_Sum_float", "void RcclGeneric()"])
-def test_communication_kernel_by_its_name(name):
+def test_communication_kernels_are_recognized_by_name(name):
     made = make(step(0, 0, 10), ("kernel", name, 2, 8, None, "s40"), ("kernel", "gemm", 2, 5, None, "s7"))
     assert parts_us(break_down(made)) == [(0, 10, {"kernel": 3, "communication": 3, "other": 4})]
 
@@ -108,12 +108,12 @@ def test_communication_kernel_by_its_name(name):
         ("modelprof: forward", 11, 19),
     ],
 )
-def test_ranges_that_are_no_work(name, begin, end):
+def test_wrapping_ranges_are_not_work(name, begin, end):
     made = make(step(0, 10, 20), ("user_annotation", name, begin, end), ("cpu_op", "aten::mm", 12, 15))
     assert parts_us(break_down(made)) == [(0, 10, {"cpu_exec": 3, "other": 7})]
 
 
-def test_annotation_in_a_step_is_work():
+def test_annotation_inside_step_is_work():
     made = make(step(0, 10, 20), ("user_annotation", "## forward ##", 11, 20))
     assert parts_us(break_down(made)) == [(0, 10, {"cpu_exec": 9, "other": 1})]
 
@@ -128,7 +128,7 @@ def test_overlapping_streams_count_once():
     assert parts_us(break_down(made)) == [(0, 20, {"kernel": 10, "other": 10})]
 
 
-def test_cpu_only_trace():
+def test_trace_without_device():
     made = make(step(3, 0, 10), ("cpu_op", "a", 2, 8), step(4, 10, 30), ("cpu_op", "b", 5, 20, None, 2))
     breakdown = break_down(made)
     assert not breakdown.has_device
@@ -142,7 +142,7 @@ def test_cpu_only_trace():
 
 
 def three_steps(last_kernels, last_launches=5, **metadata):
-    """Steps of 10 with kernels that lag by 5 behind; the last one has some of them."""
+    """Steps of 10 with kernels that lag by 5; the last step has only some of its kernels."""
     events = [("kernel", "left over", 0, 3, None, "s7")]
     for number, begin in enumerate((0, 10, 20)):
         events.append(step(number, begin, begin + 10))
@@ -157,10 +157,10 @@ def three_steps(last_kernels, last_launches=5, **metadata):
 
 @pytest.mark.parametrize(("kernels", "kept"), [(0, (0, 1)), (3, (0, 1)), (4, (0, 1, 2)), (5, (0, 1, 2))])
 @pytest.mark.parametrize("metadata", [{}, {TRACE_METADATA_KEY: {"recorded_steps": [0, 1, 2]}}])
-def test_bounds_follow_the_device_and_the_tail_goes(kernels, kept, metadata):
-    """Of the 5 launches in the last step 4 must have their kernel, whoever recorded it."""
+def test_bounds_follow_device_and_incomplete_last_step_is_dropped(kernels, kept, metadata):
+    """4 of the last step's 5 launches must have their kernel, whichever tool recorded it."""
     breakdown = break_down(three_steps(kernels, **metadata))
-    # Step 0 begins after the left-over kernel; each lasts to its last kernel, where the next one begins.
+    # Step 0 starts after the left-over kernel; each step ends with its last kernel, where the next starts.
     bounds = {0: 15 - 3, 1: 10, 2: 35 - 25 if kernels == 5 else 33 - 25}
     assert [(one.number, one.total_ns) for one in breakdown.steps] == [
         (number, bounds[number] * US) for number in kept
@@ -170,34 +170,34 @@ def test_bounds_follow_the_device_and_the_tail_goes(kernels, kept, metadata):
 
 
 @pytest.mark.parametrize("launches", [1, 2, 3, 4])
-def test_a_last_step_with_less_to_do_is_complete(launches):
-    """As where gradients are accumulated; the removed plugin dropped it below 0.8 of the step before."""
+def test_last_step_with_less_work_is_complete(launches):
+    """As with gradient accumulation; the removed plugin dropped it below 0.8 of the previous step."""
     breakdown = break_down(three_steps(launches, launches))
     assert [one.number for one in breakdown.steps] == [0, 1, 2]
     assert breakdown.notes == ()
 
 
-def test_a_last_step_without_launches_is_no_step_unless_it_was_recorded_as_one():
-    """What follows the last call of profiler.step() without a schedule."""
+def test_last_step_without_launches_needs_record():
+    """Without a schedule, such a step follows the last call of profiler.step()."""
     assert [one.number for one in break_down(three_steps(0, 0)).steps] == [0, 1]
     ours = three_steps(0, 0, **{TRACE_METADATA_KEY: {"recorded_steps": [0, 1, 2]}})
     assert [one.number for one in break_down(ours).steps] == [0, 1, 2]
 
 
-def test_calls_that_never_have_a_kernel_are_no_launches():
-    """A set of 0 bytes has no device event; nor have calls by whose name none was ever launched."""
+def test_calls_that_never_have_kernel_are_not_launches():
+    """A memset of 0 bytes has no device event, nor do calls whose name never launches one."""
     events = []
     for number, begin in enumerate((0, 10)):
         events += [step(number, begin, begin + 10), ("cuda_runtime", "launch", begin, begin + 1, begin + 1)]
         events.append(("kernel", "k", begin + 2, begin + 5, begin + 1, "s7"))
         events += [("cuda_runtime", "cudaFree", begin + 6, begin + 7, begin + n) for n in (2, 3, 4)]
-        events += [("cuda_runtime", "launch", begin + 8, begin + 9, begin + 5)]  # in both without a kernel
+        events += [("cuda_runtime", "launch", begin + 8, begin + 9, begin + 5)]  # without a kernel in both
     assert [one.number for one in break_down(make(*events)).steps] == [0, 1]
 
 
 @pytest.mark.parametrize(("left_over_until", "begin"), [(4, 4), (5, 0), (6, 0)])
-def test_left_over_work_that_touches_the_first_steps_own(left_over_until, begin):
-    """Strictly before, as the plugin had it: what touches the step's own device work stays in the step."""
+def test_left_over_work_touching_own_work_stays_in_first_step(left_over_until, begin):
+    """Strictly before, like the plugin: work that touches the step's own device work stays in the step."""
     made = make(
         step(0, 0, 10),
         ("kernel", "left over", -2, left_over_until, None, "s7"),
@@ -207,7 +207,7 @@ def test_left_over_work_that_touches_the_first_steps_own(left_over_until, begin)
     assert break_down(made).steps[0].total_ns == (10 - begin) * US
 
 
-def test_step_behind_the_device_work_of_the_one_before_is_empty():
+def test_step_hidden_by_device_work_of_previous_step_is_empty():
     made = make(
         step(0, 0, 10),
         ("cuda_runtime", "launch", 1, 2, 1),
@@ -221,14 +221,14 @@ def test_step_behind_the_device_work_of_the_one_before_is_empty():
     assert breakdown.steps[1].parts_ns == (0,) * len(STEP_CATEGORIES)
 
 
-def test_only_the_recorded_steps():
+def test_only_recorded_steps_are_used():
     events = [step(0, 0, 10), step(1, 10, 20), step(2, 20, 30)]
     made = make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [1]}})
     assert parts_us(break_down(made)) == [(1, 10, {"other": 10})]
     assert why_not(break_down, make(*events, **{TRACE_METADATA_KEY: {"recorded_steps": [7]}})) == NO_STEP
 
 
-def test_without_steps():
+def test_trace_without_steps():
     made = make(("cpu_op", "a", 5, 10), ("cpu_op", "b", 12, 20), ("user_annotation", "c", 0, 30))
     breakdown = break_down(made)
     assert parts_us(breakdown) == [(0, 15, {"cpu_exec": 13, "other": 2})]
@@ -249,7 +249,7 @@ def test_table():
     assert not [row for row in table.rows if None in row]
 
 
-def test_table_without_device_and_without_steps():
+def test_table_without_device_or_steps():
     table = table_of(STEP_BREAKDOWN, {0: break_down(make(step(0, 0, 10)))})
     assert all(row[2:5] == (None, None, None) for row in table.rows)
     for name in ("Mean", "step 0"):
@@ -268,7 +268,7 @@ def test_table_without_device_and_without_steps():
 
 
 def ranks():
-    """Rank 0 has a device and steps of 10 and 30, rank 1 has none and one step of 20."""
+    """Rank 0 has a device and steps of 10 and 30, rank 1 has no device and one step of 20."""
     kernel, call = ("kernel", "k", 2, 8, None, "s7"), ("cuda_runtime", "cudaFree", 9, 10)
     return (
         break_down(make(step(0, 0, 10), step(1, 10, 40), kernel, call)),
@@ -277,7 +277,7 @@ def ranks():
 
 
 def test_pooled_ranks():
-    """Of 40 + 20 microseconds 6 are in the kernel, 1 in the call, 15 in the operator, 38 in none."""
+    """Of 40 + 20 µs, 6 are in the kernel, 1 in the call, 15 in the operator and 38 in none of them."""
     device, host = ranks()
     also = break_down(make(step(0, 0, 20), ("cpu_op", "aten::mm", 5, 20), ("kernel", "k", 0, 0, None, "s7")))
     pooled = pool_breakdowns([device, also])
@@ -288,25 +288,25 @@ def test_pooled_ranks():
     assert pooled.mean_parts_ns == pytest.approx([value * US / 3 for value in sums])
     assert pooled.shares == pytest.approx([value / 60 for value in sums])
     assert pooled.has_device
-    # What was not measured is not 0: without a device a rank says nothing about the mean Kernel.
+    # Unmeasured isn't 0: a rank without a device doesn't change the mean Kernel.
     assert pool_breakdowns([device, host]) == device
     assert pool_breakdowns([host, host]).mean_total_ns == 20 * US
 
 
-def test_notes_of_ranks_come_once():
+def test_note_of_several_ranks_appears_once():
     without_steps = make(("cpu_op", "a", 5, 10))
     (note,) = break_down(without_steps).notes
     assert pool_breakdowns([break_down(without_steps)] * 3).notes == (note,)
 
 
-def test_table_of_ranks():
+def test_table_for_several_ranks():
     device, host = ranks()
     table = table_of(STEP_BREAKDOWN, {0: device, 3: host, 7: NO_STEP})
     rows = {row[0]: row[1:] for row in table.rows}
     assert list(rows) == ["Mean", "Share", "rank 0 mean", "rank 3 mean"]
     assert table.row_units == (Unit.DURATION_NS, Unit.RATIO, Unit.DURATION_NS, Unit.DURATION_NS)
     assert rows["rank 0 mean"] == (20 * US, 3 * US, 0, 0, 0, 0.5 * US, 0, 0, 16.5 * US)
-    # Rank 3 has no device: a dash, not a zero.
+    # Rank 3 has no device: a dash instead of zero.
     assert rows["rank 3 mean"] == (20 * US, None, None, None, 0, None, 0, 15 * US, 5 * US)
     assert rows["Mean"] == rows["rank 0 mean"]
     assert rows["Share"] == pytest.approx((1, 0.15, 0, 0, 0, 0.025, 0, 0, 0.825))
@@ -320,7 +320,7 @@ def test_table_of_ranks():
     assert (absent.rows, absent.absent_reason) == ((), f"why; {NO_STEP}")
 
 
-# The oracle: looks at every microsecond of every step, with nothing but loops.
+# The oracle: checks every microsecond of every step with plain loops.
 
 KINDS = {
     "kernel": [("kernel", "gemm")],
@@ -345,7 +345,7 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def oracle(steps, events):
-    """Length and categories of each kept step, from the steps' (begin, end) and the events."""
+    """Length and categories of each kept step, given the steps' (begin, end) and the events."""
     launched = []
     for begin, end in steps:
         numbers = {e[4] for e in events if e[0].startswith("cuda_") and begin <= e[2] and e[3] <= end}
@@ -365,7 +365,7 @@ def oracle(steps, events):
         for point in range(start, reached):
             counts[owner(point, steps, events)] += 1
         result.append((reached - start, counts))
-    # All launches are called cudaFree; they are complete where a device event has their number.
+    # All launches are called cudaFree, and are complete if a device event has their number.
     with_device = {event[4] for event in events if event[0] in ON_DEVICE} - {None}
     done = []
     for begin, end in steps:
@@ -378,7 +378,7 @@ def oracle(steps, events):
 
 
 def owner(point, steps, events):
-    """The first category that is busy in the microsecond that begins at ``point``."""
+    """The first category that is active in the microsecond starting at ``point``."""
     busy = set()
     for cat, name, begin, end, *_ in events:
         wraps = cat == "user_annotation" and any(begin <= s and e <= end for s, e in steps)
@@ -390,7 +390,7 @@ def owner(point, steps, events):
 
 @st.composite
 def recordings(draw):
-    """Steps one after the other, events of all kinds, and launches with their device events."""
+    """Consecutive steps, events of all kinds, and launches with their device events."""
     now, steps = draw(st.integers(0, 8)), []
     for gap, size in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 12)), min_size=1, max_size=4)):
         steps.append((now + gap, now + gap + size))
@@ -406,7 +406,7 @@ def recordings(draw):
     for number, (begin, size, device) in enumerate(launches):
         events.append(("cuda_runtime", "cudaFree", begin, begin + size, number, 1))
         for (cat, name), (at, lasts) in device:
-            # A track of its own makes each event one of a kind, so that the oracle can tell them apart.
+            # A separate track makes each event unique, so the oracle can distinguish them.
             events.append((cat, name, at, at + lasts, number, f"track {len(events)}"))
     return steps, events
 
@@ -414,7 +414,7 @@ def recordings(draw):
 @settings(max_examples=200, deadline=None)
 @given(recordings())
 @example(([(0, 10)], [("kernel", "gemm", 0, 10, None, "s7"), ("cpu_op", "aten::mm", 1, 9, None, 1)]))
-def test_against_the_oracle(recording):
+def test_matches_oracle(recording):
     steps, events = recording
     made = make(*events, *(step(number, begin, end) for number, (begin, end) in enumerate(steps)))
     breakdown = break_down(made)
@@ -427,7 +427,7 @@ def test_against_the_oracle(recording):
     assert [one.number for one in breakdown.steps] == list(range(len(found)))
 
 
-# Real traces against the removed plugin.
+# Real traces against the removed plugin
 
 RESNETS = ("v100_resnet50_workers0", "v100_resnet50_workers4")
 PLUGIN_KEYS = ("Kernel", "Memcpy", "Memset", "Communication", "Runtime", "DataLoader", "CpuOp", "Other")
@@ -438,7 +438,7 @@ def load_with_truth(name):
 
 
 @pytest.mark.parametrize("name", RESNETS)
-def test_resnet_equals_the_plugin(name):
+def test_resnet_matches_plugin(name):
     trace, truth = load_with_truth(name)
     breakdown = break_down(trace)
     assert breakdown.notes == ()
@@ -450,8 +450,8 @@ def test_resnet_equals_the_plugin(name):
     assert mean == pytest.approx([truth["avg"][key] * US for key in ("Total", *PLUGIN_KEYS)], rel=1e-12)
 
 
-def test_alexnet_equals_the_plugin_but_for_wrapping_annotations():
-    """A trace without steps; the plugin counts an annotation around all of it as CPU Exec."""
+def test_alexnet_matches_plugin_except_wrapping_annotations():
+    """A trace without steps; the plugin counts an annotation around the whole trace as CPU Exec."""
     trace, truth = load_with_truth("a100_alexnet")
     (only,), (plugin,) = break_down(trace).steps, truth["steps"]
     assert (only.number, only.total_ns) == (0, plugin["Total"] * US)
@@ -460,8 +460,8 @@ def test_alexnet_equals_the_plugin_but_for_wrapping_annotations():
 
 
 @pytest.mark.parametrize(("name", "tolerance_ns"), [("a100_nccl", 1), ("v100_ns_resolution", 250)])
-def test_newer_traces_have_the_plugins_steps(name, tolerance_ns):
-    """The plugin's stamps are doubles since 1970, up to 250 ns apart."""
+def test_newer_traces_have_steps_of_plugin(name, tolerance_ns):
+    """The plugin's time stamps are doubles since 1970, up to 250 ns apart."""
     trace, truth = load_with_truth(name)
     found = [(one.number, one.total_ns) for one in break_down(trace).steps]
     assert [number for number, _ in found] == [int(one["name"]) for one in truth["steps"]]
@@ -470,8 +470,8 @@ def test_newer_traces_have_the_plugins_steps(name, tolerance_ns):
 
 
 @pytest.mark.parametrize("name", ["a100_nccl", "v100_ns_resolution", "a100_alexnet"])
-def test_device_sums_of_newer_traces(name):
-    """With the plugin's own rounding of the stamps; its Kernel has NCCL's kernels in it."""
+def test_device_sums_for_newer_traces(name):
+    """Uses the plugin's rounding of time stamps; its Kernel includes NCCL's kernels."""
     trace, truth = load_with_truth(name)
     first_ns = trace.base_ns - trace.metadata.get("baseTimeNanoseconds", 0)  # as written in the file
     for key, category in zip(("Kernel", "Memcpy", "Memset"), DEVICE_WORK, strict=True):

@@ -1,4 +1,4 @@
-"""Steps of traces without ProfilerStep ranges: asked for by their names, or guessed from what repeats."""
+"""Steps of traces without ProfilerStep ranges: chosen by name, or guessed from ranges that repeat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.support.traces import event, make_trace
 
 US = 1000
 STEP, GAP, FIRST = 1000, 100, 50
-"""Microseconds: of a step of the server, between two of them, and before the first."""
+"""Microseconds: a server's step, the time between two steps, and the time before the first."""
 
 
 def served(*names, busy=600, inner=True, gap=GAP):
-    """A server's steps with these names: each launches a kernel, which ends inside it."""
+    """A server's steps with these names; each launches a kernel that ends inside the step."""
     events = [event("cpu_op", "aten::empty", 0, 5)]
     for number, name in enumerate(names):
         at = FIRST + number * (STEP + gap)
@@ -68,7 +68,7 @@ SGLANG = ["step[EXTEND bs=2 toks=256]", *[f"step[DECODE bs={n}]" for n in (2, 2,
         ["[pl][profile]run_training_batch"] * 4,
     ],
 )
-def test_ranges_that_repeat_and_cover_most_are_the_steps(names):
+def test_repeating_ranges_that_cover_most_time_are_steps(names):
     steps = steps_of(served(*names))
     assert as_us(steps) == expected(len(names))
     assert steps.numbers == tuple(range(len(names)))
@@ -77,7 +77,7 @@ def test_ranges_that_repeat_and_cover_most_are_the_steps(names):
     assert "--step-range REGEX" in steps.origin
 
 
-def test_the_outer_one_of_two_that_repeat():
+def test_outer_of_two_repeating_ranges_is_step():
     events = served(*VLLM)
     events += [event("user_annotation", "forward", at + 2, at + 999) for at, _ in expected(5)]
     assert as_us(steps_of(events)) == expected(5)
@@ -91,8 +91,8 @@ def test_the_outer_one_of_two_that_repeat():
         (SGLANG[0], VLLM[1]),
     ],
 )
-def test_one_step_of_a_server_is_known_by_its_name(outer, inner):
-    """Also where it is short beside the rest, and with another of its ranges inside."""
+def test_single_server_step_is_recognized_by_name(outer, inner):
+    """Even if it's short compared with the rest, and contains another of its ranges."""
     events = [*served(outer), wide(1), event("user_annotation", inner, FIRST + 2, FIRST + 900)]
     timeline = build_timeline(make_trace(events))
     assert as_us(timeline.steps) == expected(1)
@@ -100,22 +100,22 @@ def test_one_step_of_a_server_is_known_by_its_name(outer, inner):
     assert "(1 of them)" in timeline.steps.origin
 
 
-def test_one_step_says_nothing_of_all():
-    """What happens once, when the recording begins, is in it."""
+def test_single_step_gives_no_verdict():
+    """It includes whatever happens once, when recording starts."""
     events = served(VLLM[0], busy=10)
     facts = TraceFacts(make_trace(events))
     assert facts.why_not(TraceFacts.host_waits) == ONE_STEP
     verdict, findings = diagnose_traces(JobFacts([facts]))
     assert verdict.kind == "cannot_tell"
     assert verdict.summary.startswith("The trace has one step")
-    timed = [one for one in findings if one.kind != "tensor_cores_eligible"]  # what that is of are kernels
+    timed = [one for one in findings if one.kind != "tensor_cores_eligible"]  # that one is about kernels
     assert {one.status for one in timed} == {Status.NOT_EVALUATED}
     several = JobFacts([TraceFacts(make_trace(served(*VLLM)))])
     assert "one step" not in diagnose_traces(several)[0].summary
 
 
-def test_a_short_range_on_the_host_covers_what_it_launched():
-    """As of a server that is ahead of its device: the host's part is a tenth of the step."""
+def test_short_host_range_covers_work_it_launched():
+    """Like a server ahead of its device: the host part is a tenth of the step."""
     events = []
     for number in range(5):
         at = 100 * number
@@ -135,7 +135,7 @@ def on_thread(tid, name):
 
 
 def wide(count):
-    """Operators outside of the steps, much longer than these together."""
+    """An operator outside the steps, much longer than all of them together."""
     return event("cpu_op", "aten::sort", 20_000, 20_000 + 2 * count * STEP)
 
 
@@ -143,12 +143,12 @@ def wide(count):
     "events",
     [
         served("block", "block"),  # too few
-        [*served(*["block"] * 5), wide(5)],  # most of the time is not in them
-        [  # one in the other
+        [*served(*["block"] * 5), wide(5)],  # most of the time is outside them
+        [  # nested in each other
             event("cpu_op", "aten::mm", 0, 5000),
             *[event("user_annotation", "block", begin, 5000 - begin) for begin in range(0, 2000, 100)],
         ],
-        [  # most of the device's work is launched elsewhere
+        [  # most device work is launched elsewhere
             *served(*VLLM),
             *[
                 event("cuda_runtime", "cudaLaunchKernel", 1051 + n, 1052 + n, 9, correlation=50 + n)
@@ -156,20 +156,20 @@ def wide(count):
             ],
             *[event("kernel", "k", 1060 + n, 1061 + n, 8, 0, correlation=50 + n, device=0) for n in range(9)],
         ],
-        [*served(*["request"] * 5), *on_thread(2, "request"), *on_thread(3, "request")],  # all at once
+        [*served(*["request"] * 5), *on_thread(2, "request"), *on_thread(3, "request")],  # simultaneous
         served(*["Optimizer.step#SGD.step"] * 5, inner=False),
         served(*["enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"] * 5, inner=False),
         served(*["nccl:all_reduce"] * 5, inner=False),
         served(*["Torch-Compiled Region: 0/0"] * 5, inner=False),
     ],
 )
-def test_no_guess(events):
+def test_unsuitable_ranges_are_not_guessed_as_steps(events):
     steps = steps_of(events)
     assert not steps.has_ranges
     assert steps.origin == ""
 
 
-def test_steps_of_the_profiler_come_first():
+def test_profiler_steps_take_precedence():
     profiled = [
         event("user_annotation", f"ProfilerStep#{n}", at, end) for n, (at, end) in enumerate(expected(5))
     ]
@@ -177,14 +177,14 @@ def test_steps_of_the_profiler_come_first():
     assert (steps.numbers, steps.origin, len(steps.rows)) == ((1, 2), "", 0)
 
 
-def test_a_window_of_ours_is_never_guessed():
+def test_window_of_callback_is_never_guessed():
     trace = make_trace(served(*VLLM), modelprof={"recorded_steps": [3]})
     timeline = build_timeline(trace)
     assert timeline.steps is None or not timeline.steps.has_ranges
 
 
-def test_asked_for_by_name():
-    """Also ranges that nobody would guess, operators, and where profiler.step() was called."""
+def test_steps_are_chosen_by_name():
+    """Works for ranges that wouldn't be guessed, for operators, and with profiler.step() calls."""
     events = [*served(*VLLM), wide(5), event("user_annotation", "ProfilerStep#7", 0, 9000)]
     steps = steps_of(events, r"execute_context_\d")
     assert as_us(steps) == expected(5)
@@ -194,36 +194,36 @@ def test_asked_for_by_name():
     assert len(steps_of(events, "generation_3").numbers) == 1
 
 
-def test_nested_ones_that_match_count_once():
+def test_nested_matches_count_once():
     assert as_us(steps_of(served(*VLLM), "execute|preprocess")) == expected(5)
 
 
-def test_figures_of_the_steps():
-    """Each step of 1000 us has a kernel of 600; the range itself is no work, and no range of the user's."""
+def test_step_figures():
+    """Each step of 1000 µs has a 600 µs kernel; the range itself is neither work nor a user range."""
     facts = TraceFacts(make_trace(served(*VLLM)))
     assert facts.step_numbers == (0, 1, 2, 3, 4)
     parts = [dict(zip(("kernel",), step.parts_ns, strict=False)) for step in facts.step_breakdown.steps]
     assert [part["kernel"] for part in parts] == [600 * US] * 5
     assert [step.total_ns for step in facts.step_breakdown.steps] == [STEP * US] * 5
     other = facts.step_breakdown.steps[0].parts_ns[-1]
-    assert other == (STEP - 600 - 30 - 8) * US  # kernel, operator, and the range preprocess
+    assert other == (STEP - 600 - 30 - 8) * US  # kernel, operator and the preprocess range
     assert facts.overview.steps_ns == 5 * STEP * US
     own = {one.key: one for one in facts.overview.host}
     assert (own["user_defined"].total_ns, own["operator"].total_ns) == (5 * 8 * US, 5 * 30 * US)
-    assert facts.host_waits.num_steps == 4  # without the first
+    assert facts.host_waits.num_steps == 4  # excluding the first
     assert facts.checks == ()
 
 
-def test_an_idle_server_is_no_warning():
-    """Time between its steps is no jump of the clock."""
+def test_idle_server_causes_no_warning():
+    """Time between its steps isn't a clock jump."""
     events = [*served(*VLLM, gap=50_000)]
     facts = TraceFacts(make_trace(events), parse_step_range("execute"))
     assert facts.checks == ()
     assert facts.step_breakdown.steps[0].total_ns == STEP * US
 
 
-def test_waits_at_one_place_are_one_row():
-    """However the steps around them are called."""
+def test_waits_at_one_place_share_one_row():
+    """Regardless of the names of the steps around them."""
     events = served(*VLLM)
     for number, (at, _) in enumerate(expected(5)):
         events.append(
@@ -240,7 +240,7 @@ def file(tmp_path):
     return path
 
 
-def test_the_report_says_what_the_steps_are(file, capsys):
+def test_report_describes_steps(file, capsys):
     told = dict(analyze(file).facts)
     assert told["Steps"].startswith("The trace has no ProfilerStep ranges. Its steps are a guess:")
     assert analyze(file).summary.traces[0].step_origin == told["Steps"]
@@ -252,7 +252,7 @@ def test_the_report_says_what_the_steps_are(file, capsys):
     )
 
 
-def test_a_name_that_is_not_there(file, capsys):
+def test_unknown_name_is_rejected_with_closest_names(file, capsys):
     with pytest.raises(TraceError) as error:
         analyze(file, step_range="step.DECDE")
     said = str(error.value)
@@ -262,7 +262,7 @@ def test_a_name_that_is_not_there(file, capsys):
 
 
 @pytest.mark.parametrize("wrong", ["step[DECODE", "(", "*", ""])
-def test_what_is_no_regular_expression(file, capsys, wrong):
+def test_invalid_regular_expression_is_rejected(file, capsys, wrong):
     with pytest.raises(ConfigError, match="step_range: expected a regular expression"):
         analyze(file, step_range=wrong)
     with pytest.raises(SystemExit) as ended:
@@ -271,8 +271,8 @@ def test_what_is_no_regular_expression(file, capsys, wrong):
     assert "expected a regular expression" in capsys.readouterr().err
 
 
-def test_ranks_are_not_matched_by_numbers_of_a_guess():
-    """Rank 1 begins to record later: its step 0 is another one than that of rank 0."""
+def test_guessed_step_numbers_do_not_match_across_ranks():
+    """Rank 1 starts recording later, so its step 0 isn't rank 0's step 0."""
     events = served(*VLLM)
     for number, (at, _) in enumerate(expected(5)):
         events.append(event("cuda_runtime", "cudaLaunchKernel", at + 60, at + 65, correlation=50 + number))

@@ -1,4 +1,4 @@
-"""What is said against a trace: each sentence when it is due, and none about a sound trace."""
+"""Warnings about a trace: each appears when it should, and none for a sound trace."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def without(*dropped):
     return [event for event in SOUND if event not in dropped]
 
 
-def test_nothing_is_said_about_sound_traces():
+def test_sound_trace_has_no_warnings():
     assert checks(*SOUND) == ()
     assert checks(timed("cpu_op", "op", 0, 5)) == ()
-    assert checks(*[event for event in SOUND if event["cat"] != "kernel"]) == ()  # of the host alone
+    assert checks(*[event for event in SOUND if event["cat"] != "kernel"]) == ()  # host only
     assert checks(*SOUND, WARNING=["WARNING: 12 events processed"], ERROR=[], INFO=["3 dropped"]) == ()
 
 
@@ -83,12 +83,12 @@ def test_damage_and_unusable_times_come_first():
     ],
 )
 @pytest.mark.parametrize("level", ["WARNING", "ERROR"])
-def test_losses_that_the_profiler_reports(line, level):
+def test_losses_reported_by_profiler(line, level):
     (note,) = checks(*SOUND, **{level: ["all is well", line]})
     assert note == f"The profiler reported losses: {line}."
 
 
-def test_many_reported_losses_are_cut():
+def test_many_reported_losses_are_truncated():
     (note,) = checks(*SOUND, WARNING=[f"dropped {n}" for n in range(3)], ERROR=["lost 3", 5, None])
     assert note == "The profiler reported losses: dropped 0; dropped 1; dropped 2 (and 1 more)."
 
@@ -109,13 +109,13 @@ def test_logs_of_other_types_are_not_quoted(odd):
         "urEnqueueKernelLaunch",
     ],
 )
-def test_launches_without_a_kernel(name):
+def test_launches_without_kernel(name):
     """Two more launches in step 2 of three steps: 2 of 5."""
     (note,) = checks(*SOUND, launch(8, 1_200, name), launch(9, 1_300, name))
     assert note.startswith("2 of 5 kernel launches have no kernel in the trace (steps 2). ")
 
 
-def test_launches_without_a_kernel_name_their_steps():
+def test_launches_without_kernel_name_their_steps():
     more = [event for n in range(4, 7) for event in (step(n, (n - 1) * STEP), launch(n, (n - 1) * STEP + 60),
             kernel(n, (n - 1) * STEP + 100))]  # fmt: skip
     (note,) = checks(*SOUND, *more, *[launch(50 + n, n * STEP + 200) for n in range(5)])
@@ -125,18 +125,18 @@ def test_launches_without_a_kernel_name_their_steps():
 @pytest.mark.parametrize(
     "event",
     [
-        launch(-1, 1_200),  # says no correlation
+        launch(-1, 1_200),  # no correlation
         launch(8, 1_200, "cudaMemcpyAsync"),
         launch(8, 5_000),  # after the steps
         timed("cpu_op", "cudaLaunchKernel", 1_200, 5, correlation=8),
     ],
 )
-def test_no_kernel_is_missed_of_other_calls(event):
+def test_other_calls_need_no_kernel(event):
     assert checks(*SOUND, event) == ()
 
 
-def test_launches_of_steps_that_are_left_out_are_not_missed():
-    """Of the last step most kernels are missing: it is in no figure, so nothing is to be said."""
+def test_launches_of_dropped_steps_are_not_missed():
+    """The last step lacks most of its kernels, but it's in no figure, so no warning is needed."""
     events = list(SOUND)
     for at in (0, 1_000, 2_000):
         events += [launch(at + n, at + 60 + n) for n in range(10, 15)]
@@ -146,14 +146,14 @@ def test_launches_of_steps_that_are_left_out_are_not_missed():
     assert check_trace(timeline) == ()
 
 
-def test_kernels_without_a_launch():
+def test_kernels_without_launch():
     (note,) = checks(*SOUND, kernel(9, 1_500), kernel(-1, 1_600))
     assert note.startswith("2 of 5 GPU events have no launch in the trace. ")
 
 
 @pytest.mark.parametrize(("early_us", "is_said"), [(0, False), (1, False), (1.001, True), (2_000, True)])
 def test_kernels_before_their_launch(early_us, is_said):
-    """Up to a microsecond is the rounding of old traces."""
+    """Old traces round to a microsecond."""
     notes = checks(*SOUND, launch(9, 2_600), kernel(9, 2_600 - early_us, 1))
     if not is_said:
         assert notes == ()
@@ -176,7 +176,7 @@ def test_overlapping_steps(overlap_us, is_said):
     )
 
 
-def test_steps_of_other_threads_and_of_the_device_do_not_overlap():
+def test_steps_of_other_threads_and_device_do_not_overlap():
     other = timed("user_annotation", "ProfilerStep#2", 1_100, STEP, tid=5)
     twin = timed("gpu_user_annotation", "ProfilerStep#2", 1_100, STEP, tid=1)
     assert checks(*SOUND, other, twin) == ()
@@ -186,7 +186,7 @@ def test_steps_of_other_threads_and_of_the_device_do_not_overlap():
     ("gap_us", "is_said"), [(0, False), (1_000, False), (1_000.001, True), (50_000, True)]
 )
 def test_gaps_between_steps(gap_us, is_said):
-    """Steps of 1 ms: said above their median and 1 ms."""
+    """Steps of 1 ms: the warning starts above both their median and 1 ms."""
     notes = checks(*SOUND, step(4, 3 * STEP + gap_us))
     if not is_said:
         assert notes == ()
@@ -195,14 +195,14 @@ def test_gaps_between_steps(gap_us, is_said):
     assert note.startswith(f"{milliseconds(1000 * gap_us)} between step 3 and step 4 belong to no step")
 
 
-def test_short_steps_may_lie_further_apart_than_their_length():
-    """Steps of 0.1 ms with 0.9 ms between them: below a millisecond nothing is said."""
+def test_short_steps_may_have_longer_gaps():
+    """Steps of 0.1 ms with gaps of 0.9 ms: no warning below a millisecond."""
     assert checks(*[step(n, n * 1_000, 100) for n in range(4)]) == ()
     assert len(checks(*[step(n, n * 1_101, 100) for n in range(4)])) == 1
 
 
-def test_steps_of_the_same_number():
-    """Two windows in one file; of many numbers the first are named."""
+def test_repeated_step_numbers():
+    """Two windows in one file; only the first of many numbers are listed."""
     (note,) = checks(*SOUND, step(2, 10 * STEP), step(3, 11 * STEP))
     assert note.startswith("Multiple steps have the same number (steps 2, 3), because ")
     twice = [step(n % 5, n * STEP) for n in range(10)]
@@ -210,16 +210,16 @@ def test_steps_of_the_same_number():
     assert "(steps 0, 1, 2 and 2 more)" in note
 
 
-def test_the_longest_gap_is_named_and_missing_numbers_are_none():
-    """A schedule leaves steps out between its cycles: 3 and 9 do not follow each other."""
+def test_longest_gap_is_named_and_skipped_numbers_are_ignored():
+    """A schedule skips steps between its cycles, so steps 3 and 9 aren't neighbors."""
     assert checks(*SOUND, step(9, 50_000)) == ()
     (note,) = checks(*SOUND, step(4, 6_000), step(5, 20_000), step(9, 90_000))
     assert note.startswith("13 ms between step 4 and step 5")
 
 
 @pytest.mark.parametrize(("duration_us", "is_said"), [(300, False), (300.001, True), (1_500, True)])
-def test_the_profilers_own_work(duration_us, is_said):
-    """Three steps of 1 ms: said above a tenth of them."""
+def test_profiler_overhead(duration_us, is_said):
+    """Three steps of 1 ms: the warning starts above a tenth of them."""
     notes = checks(*SOUND, timed("overhead", "Activity Buffer Request", 100, duration_us, tid=9))
     if not is_said:
         assert notes == ()
@@ -228,11 +228,11 @@ def test_the_profilers_own_work(duration_us, is_said):
     assert note.startswith(f"The profiler takes {duration_us / 30:.0f}% of the steps")
 
 
-def test_own_work_outside_of_the_steps_does_not_count():
+def test_overhead_outside_steps_does_not_count():
     assert checks(*SOUND, timed("overhead", "Buffer Flush", 4_000, 90_000, tid=9)) == ()
 
 
-def test_traces_without_steps_are_checked_for_the_device_only():
+def test_trace_without_steps_is_checked_only_for_device():
     events = [timed("cpu_op", "op", 0, 100), launch(1, 10), kernel(1, 50), kernel(2, 60)]
     (note,) = checks(*events, timed("overhead", "Buffer Flush", 10, 90, tid=9))
     assert note.startswith("1 of 2 GPU events have no launch in the trace")
@@ -254,8 +254,8 @@ def test_traces_without_steps_are_checked_for_the_device_only():
         "v100_resnet50_workers4",
     ],
 )
-def test_nothing_speaks_against_the_real_traces(name):
-    """Rightly so: straight from the JSON, no device event lacks its launch or begins before it."""
+def test_real_traces_have_no_warnings(name):
+    """Rightly so: in the raw JSON, every device event has its launch and starts after it."""
     assert check_trace(build_timeline(load(name))) == ()
     raw = gzip.decompress(real_file(name).read_bytes())
     document = json.loads(raw, parse_float=Decimal)

@@ -1,6 +1,6 @@
-"""Our tables against independent sums: on the traces that others recorded, on ours, and on random ones.
+"""Tables compared with independent sums, for real traces, our own and random ones.
 
-What is expected is counted from the JSON by ``trace_sums.py`` and, for the steps, by plain loops here.
+``trace_sums.py`` counts the expected values from the JSON; plain loops here count those of the steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NUM_RANDOM = 300
 
 
 def tables_of(report):
-    """Rows by column key, of each table by its id."""
+    """Rows by column key, for each table's id."""
     tables = {}
     for table in report.tables:
         keys = [column.key for column in table.columns]
@@ -57,7 +57,7 @@ def check_sums(events, report):
 
 
 @pytest.mark.parametrize("path", REAL, ids=lambda path: path.name.partition(".")[0])
-def test_traces_of_others(path):
+def test_traces_recorded_elsewhere(path):
     report = analyze(path)
     expected, tables = check_sums(read(path), report)
     calls, total_ns = expected["communication"]
@@ -82,7 +82,7 @@ def test_traces_of_our_own(number, tmp_path):
 
 
 def check_idle(report, tables):
-    """GPU busy and GPU idle are one number wherever a page has them: of the steps, the mean over devices."""
+    """GPU busy and idle agree everywhere on a page: within the steps, as the mean over devices."""
     busy = [row["busy"] for row in tables["device_usage"] if row["name"].startswith("GPU")]
     rows = [row for row in tables["idle"] if row["name"].endswith(("Busy", "Idle"))]
     assert [row["covered_ratio"] for row in rows[::2]] == pytest.approx(busy, abs=1e-12)
@@ -101,7 +101,7 @@ def check_idle(report, tables):
 
 
 def check_account(tables, idle):
-    """Each group of columns of the critical path sums to the step, and idle time is that of the device."""
+    """Each column group of the critical path adds up to the step; its idle time is the device's."""
     causes = tables.get("critical_path")
     if not causes:
         return
@@ -122,7 +122,7 @@ BOUNDS = {rule.kind: rule.bound for rule in RULES}
 
 
 def check_first(report):
-    """The first finding is one of those that the verdict is about, where there is one that is no hint."""
+    """The first finding belongs to the verdict, if any of those found is more than a hint."""
     found = [one for one in report.findings if one.status is Status.FOUND]
     of_verdict = [
         one for one in found if BOUNDS[one.kind] == report.verdict.kind and one.severity is not Severity.INFO
@@ -133,11 +133,11 @@ def check_first(report):
     assert ranks == sorted(ranks)
 
 
-# Random traces, with their steps
+# Random traces and their steps
 
 
 class Oracle:
-    """The steps of a random trace and what is in them, by loops over its events."""
+    """A random trace's steps and their contents, found by loops over its events."""
 
     def __init__(self, events):
         work = [one for one in events if kind_of(one) not in ("", "runtime")]
@@ -162,12 +162,12 @@ class Oracle:
         return next((n for n, (begin, end, _) in enumerate(self.steps) if begin <= time_ns < end), None)
 
     def launching(self, call):
-        """The step that a call is wholly in."""
+        """The step that contains the whole call."""
         number = None if call is None else self.step_of(span_of(call)[0])
         return number if number is not None and span_of(call)[1] <= self.steps[number][1] else None
 
     def bounded(self):
-        """Each step lasts until what it launched has ended; the next one begins there."""
+        """Each step lasts until the work it launched has ended; the next one starts there."""
         launched = defaultdict(list)
         for _, begin, end, call, _ in self.work:
             launched[self.launching(call)].append((begin, end))
@@ -185,7 +185,7 @@ class Oracle:
         return bounds
 
     def num_kept(self):
-        """Without last steps of whose launches less than 0.8 are there."""
+        """Number of steps without the last ones that have less than 0.8 of their launches' work."""
         done = {id(call) for *_, call, _ in self.work if call is not None}
         names = {call["name"] for call in self.calls if id(call) in done}
         shares = []
@@ -198,7 +198,7 @@ class Oracle:
         return max(n for n, share in enumerate(shares) if share and share >= 0.8 * max(shares)) + 1
 
     def stretches(self):
-        """The kept steps that follow each other, as spans."""
+        """Spans of consecutive kept steps."""
         steps = self.steps[: len(self.bounds)]
         limit = max(1_000_000, median(end - begin for begin, end, _ in steps))
         found = [list(self.bounds[0])]
@@ -212,7 +212,7 @@ class Oracle:
         return [(begin, end) for _, begin, end, _, one in self.work if one == kind]
 
     def in_stretches(self, types=None, device=None):
-        """Time in which work of these types, or any, is done in the stretches."""
+        """Time with work of the given types, or of any, within the stretches."""
         chosen = [
             (begin, end)
             for event, begin, end, _, kind in self.work
@@ -227,7 +227,7 @@ def clipped(spans, first, last):
 
 
 def check_steps(oracle, facts, tables):
-    """Figures of the steps."""
+    """Check the figures of the steps."""
     assert facts.step_numbers == tuple(number for *_, number in oracle.steps)
     whole_ns = sum(end - begin for begin, end in oracle.stretches())
     for row in tables["device_usage"]:
@@ -259,7 +259,7 @@ def check_steps(oracle, facts, tables):
 
 
 def check_breakdown(oracle, breakdown):
-    """Of each moment the first of kernel, copy, set, communication and runtime that is."""
+    """Each moment goes to the first of kernel, memcpy, memset, communication and runtime that is active."""
     spans = defaultdict(list)
     for _, begin, end, _, kind in oracle.work:
         spans[kind].append((begin, end))
@@ -274,7 +274,7 @@ def check_breakdown(oracle, breakdown):
 
 
 def check_lost(oracle, facts):
-    """Launches in the kept steps of which nothing is in the trace; a call inside another one is the same."""
+    """Launches in kept steps whose work isn't in the trace; nested calls count as one."""
     ids = {event["args"].get("correlation") for event, *_ in oracle.work}
     launches = []  # name, begin, end, thread, whether a kernel is there
     for one in (one for one in oracle.calls if LAUNCHES.search(one["name"])):
@@ -286,7 +286,7 @@ def check_lost(oracle, facts):
         else:
             launches.append([one["name"], begin, end, one["tid"], is_there])
     if {one[0] for one in launches} != {one[0] for one in launches if one[4]}:
-        return  # a name of which no call has a kernel may be one that is never joined to its kernels
+        return  # if no call of a name has a kernel, that name may never be linked to kernels
     kept = [one for one in launches if oracle.step_of(one[1]) in range(len(oracle.bounds))]
     assert facts.launch_count.launches == len(kept)
     assert facts.launch_count.lost == sum(not one[4] for one in kept)
@@ -312,8 +312,8 @@ def test_random_traces(tens):
     assert with_steps > 0
 
 
-def test_the_random_traces_have_what_they_are_for():
-    """Graphs, nested ranges, several devices, lost kernels, steps left out, gaps between them."""
+def test_random_traces_cover_intended_cases():
+    """Graphs, nested ranges, several devices, lost kernels, steps left out, and gaps between steps."""
     seen = set()
     for number in range(40):
         events = random_trace(number)

@@ -1,4 +1,4 @@
-"""UserDefined Summary: which ranges are the user's, hand-made traces, an oracle, and real recordings."""
+"""UserDefined Summary: which ranges belong to the user, hand-made traces, an oracle, and real recordings."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def cells(table):
         "gloo:broadcast",
     ],
 )
-def test_ranges_of_other_tables(name):
+def test_ranges_shown_in_other_tables(name):
     assert is_shown_elsewhere(name)
     assert why_not(summarize, mine(name, 0, 10), event("cpu_op", "aten::mm", 1, 2))
 
@@ -94,15 +94,15 @@ def test_ranges_of_other_tables(name):
         ("[param|cuda]", False),
     ],
 )
-def test_ranges_of_this_table(name, is_torch):
+def test_ranges_shown_in_this_table(name, is_torch):
     assert is_torch_range(name) == is_torch
     (one,) = by_name(summarize(mine(name, 0, 10))).values()
     assert (one.name, one.is_torch) == (name, is_torch)
 
 
-# Steps of 100 us each. load [10, 30) and [110, 150), in the second load [120, 130) again; it launches 4 us at
-# 12, 6 us at 111 and 3 us at 121. stage [20, 25) is in the first load and launches 5 us. On thread 2 load
-# [0, 8) launches 7 us. A launch at 60 is in no range.
+# Steps of 100 µs each. load runs [10, 30) and [110, 150), and again inside that [120, 130); it launches 4 µs
+# at 12, 6 µs at 111 and 3 µs at 121. stage [20, 25) is in the first load and launches 5 µs. On thread 2, load
+# [0, 8) launches 7 µs. A launch at 60 is in no range.
 SMALL = (
     mine("ProfilerStep#0", 0, 100),
     mine("ProfilerStep#1", 100, 200),
@@ -172,7 +172,7 @@ def test_sections_by_thread():
     ]
 
 
-def test_torchs_ranges_come_last():
+def test_ranges_of_torch_come_last():
     fact = summarize(mine("DistributedDataParallel.forward", 0, 90), mine("a", 0, 5), mine("b", 10, 30))
     table = table_of(USER_RANGES, {0: fact})
     assert [(row[0], row[-1]) for row in table.rows] == [
@@ -182,8 +182,8 @@ def test_torchs_ranges_come_last():
     ]
 
 
-def test_without_device_and_steps():
-    """Without steps there is no ratio; a span of operators stands in where there are some."""
+def test_table_without_device_or_steps():
+    """Without steps, ratios use the span of the operators, or are missing."""
     alone = cells(table_of(USER_RANGES, {0: summarize(mine("a", 0, 5))}))["a"]
     assert (alone["host_total_ns"], alone["host_ratio"]) == (5 * US, None)
     assert all(value is None for key, value in alone.items() if key.startswith("device"))
@@ -191,7 +191,7 @@ def test_without_device_and_steps():
     assert cells(table_of(USER_RANGES, {0: with_operators}))["a"]["host_ratio"] == 5 / 20
 
 
-def test_absent_tells_how_to_add_one():
+def test_absent_reason_explains_how_to_add_range():
     reason = why_not(summarize, event("cpu_op", "f", 0, 20))
     assert 'torch.profiler.record_function("name")' in reason
 
@@ -206,7 +206,7 @@ def test_ranks_are_pooled():
     assert "Without rank 7: it is damaged." in table.notes
 
 
-def test_launches_without_a_runtime_call_go_by_their_operator():
+def test_launches_without_runtime_call_use_their_operator():
     fact = summarize(
         mine("a", 0, 50),
         event("cpu_op", "f", 10, 20, **{"External id": 5}),
@@ -225,8 +225,8 @@ def test_sorted_by(key):
     )
     expected = {
         "cpu_total": "bac",  # 18, 9, 8
-        "cpu_self": "bac",  # a range has no self time of its own: as its total
-        "cpu_avg": "bac",  # 9, 9, 8/3: of the first two b has more in total
+        "cpu_self": "bac",  # a range has no self time, so its total
+        "cpu_avg": "bac",  # 9, 9, 8/3: b has the larger total of the first two
         "cpu_max": "bac",  # 15, 9, 5
         "cpu_min": "cba",  # 1, 3, 9
         "gpu_total": "cba",  # 9, 7, 5
@@ -235,12 +235,12 @@ def test_sorted_by(key):
         "gpu_max": "cba",
         "gpu_min": "bca",  # 0 and 0, then 5
         "calls": "cba",
-    }.get(key, "cba")  # ranges have no memory: as usual, by their time on the device
+    }.get(key, "cba")  # ranges have no memory, so the default: device time
     table = table_of(USER_RANGES, {0: fact}, TableOptions(sorted_by=key))
     assert "".join(row[0] for row in table.rows) == expected
 
 
-# The oracle: every range looks at every other and at every launch.
+# The oracle: every range checks every other range and every launch.
 
 
 @st.composite
@@ -264,7 +264,7 @@ def recordings(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(recordings())
-def test_against_the_oracle(events):
+def test_matches_oracle(events):
     ranges = [e for e in events if e["name"] in {"a", "b"}]
     if not ranges:
         assert why_not(summarize, *events)
@@ -301,11 +301,11 @@ def test_against_the_oracle(events):
         assert one.device == (us(*times) if lasts else None)
 
 
-# Real recordings.
+# Real recordings
 
 
-def test_recorded_by_torch(tmp_path):
-    """What torch itself writes here: the optimizer's ranges, and the steps."""
+def test_ranges_recorded_by_torch(tmp_path):
+    """Torch itself also writes the optimizer's ranges and the steps."""
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -326,12 +326,12 @@ def test_recorded_by_torch(tmp_path):
         "inner": 3,
     }
     assert rows["inner"]["host_total_ns"] <= rows["outer"]["host_total_ns"]
-    assert 0 < rows["outer"]["host_ratio"] <= 1  # the steps, if they are guessed to be
+    assert 0 < rows["outer"]["host_ratio"] <= 1  # if the guess finds the steps
 
 
 @pytest.mark.parametrize(("name", "calls"), [("a100_nccl", 3), ("v100_ns_resolution", 5)])
-def test_ranges_of_a_training(name, calls):
-    """Forward and optimizer launch from the thread of their ranges, backward from autograd's."""
+def test_ranges_of_real_training(name, calls):
+    """Forward and optimizer launch from their ranges' thread, backward from autograd's."""
     rows = by_name(summarize_user_ranges(build_timeline(load(name))))
     assert {text: (row.calls, row.is_torch) for text, row in rows.items()} == {
         "## forward ##": (calls, False),

@@ -1,7 +1,7 @@
-"""Python code walks the events of a trace one by one in very few places, so that ``analyze`` stays fast.
+"""Very few places of the package walk a trace's events one by one, so that ``analyze`` stays fast.
 
-Lines that Python runs are counted, not time: no machine is too slow or too busy for that. What runs however
-long the trace is cancels out between a trace and the same one twice as long.
+We count the lines that Python runs, not time, so the machine's speed and load don't matter. Comparing a trace
+with the same one twice as long cancels lines that don't depend on its length.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from analyze_ratio import repeated
 
 OURS = Path(lightning_modelprof.__file__).parent
 LEAST_WALK = 0.5
-"""Lines of one function for each event: a loop over all events runs one or more, however short it is."""
+"""Lines of one function per event: even the shortest loop over all events runs at least one."""
 WALKS = {"trace/": 22, "analysis/timeline/nesting.py": 8.5, "analysis/trace/critical_path.py": 4}
-"""Files that may walk the events, and lines for each event: those that read a trace, the call tree, and the
-critical path, which looks at 20,000 device events at most."""
+"""Files that may walk the events, and their lines per event: the readers, the call tree, and the critical
+path, which reads at most 20,000 device events."""
 
 
 def lines_of(work):
-    """How many lines of ours each function ran; those of what may walk together."""
+    """Number of lines that each function of the package ran; files in WALKS are summed."""
     lines = Counter()
 
     def count(frame, event, _):
@@ -57,7 +57,7 @@ def lines_of(work):
 
 
 def lines_per_event(name, folder, view=lambda begins: None):
-    """How many lines more each function runs for each event more of a real trace; a view is one more."""
+    """Additional lines per additional event of a real trace, by function; the view counts as one more."""
     document = json.loads(gzip.decompress(real_file(name).read_bytes()))
     lines, num_events = [], []
     for times in (1, 2):
@@ -72,7 +72,7 @@ def lines_per_event(name, folder, view=lambda begins: None):
             render_text(report)
             view(begins)
 
-        work()  # what is decided once for each name is known now
+        work()  # warms up what is cached per name
         lines.append(lines_of(work))
         num_events.append(len(begins))
     lines[1].subtract(lines[0])
@@ -80,7 +80,7 @@ def lines_per_event(name, folder, view=lambda begins: None):
 
 
 @pytest.mark.parametrize("name", ["sampled_2rank_rank0", "h100_gpt2", "h100_item"])
-def test_few_places_walk_the_events(name, tmp_path):
+def test_few_places_walk_events(name, tmp_path):
     lines = lines_per_event(name, tmp_path)
     assert lines["trace/"] > LEAST_WALK
     walks = {place: number for place, number in lines.items() if number >= LEAST_WALK}
@@ -89,7 +89,7 @@ def test_few_places_walk_the_events(name, tmp_path):
 
 
 @pytest.mark.parametrize("loop", ["[begin for begin in begins]", "sum(begin for begin in begins)"])
-def test_a_loop_over_all_events_is_found(loop, tmp_path):
+def test_loop_over_all_events_is_found(loop, tmp_path):
     code = compile(loop, str(OURS / "view.py"), "eval")
     lines = lines_per_event("h100_pageable", tmp_path, lambda begins: eval(code, {"begins": begins}))
     assert [place for place, number in lines.items() if number >= LEAST_WALK and "view.py" in place] != []
