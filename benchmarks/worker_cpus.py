@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_modelprof import LoopProfiler
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.steps.fetches import fetch_queue, queue_of
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue, queue_of
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import measured_workers
 

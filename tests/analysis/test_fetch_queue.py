@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_modelprof.analysis.steps.fetches import HANDOVER_NS, fetch_queue
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
+from lightning_modelprof.analysis.steps.fetches import HANDOVER_NS
 from lightning_modelprof.analysis.steps.workers import measured_workers
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.stacks import SampledStack, StackFrame, StackSamples

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modelprof.analysis.steps.fetches import queue_of
+from lightning_modelprof.analysis.steps.fetch_queue import queue_of
 from lightning_modelprof.analysis.steps.workers import Cause, _late, measured_workers
 from lightning_modelprof.run.batches import CpuUse
 from lightning_modelprof.run.steps import StepTag

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.source.call_tree import busiest, worker_stacks
 from lightning_modelprof.analysis.source.hot_lines import HotLines
+from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
 from lightning_modelprof.analysis.steps.batch_cpu import BatchCpu
 from lightning_modelprof.analysis.steps.loader_queue import loader_queue
 from lightning_modelprof.analysis.steps.step_costs import SlowFacts

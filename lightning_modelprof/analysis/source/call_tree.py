@@ -1,4 +1,4 @@
-"""Call trees: time per function and caller in the training thread and the workers."""
+"""Call tree: time per function and caller."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.lazy import NotMeasured, fact
-from lightning_modelprof.analysis.source.hot_lines import HotLines, hot_lines
+from lightning_modelprof.analysis.lazy import NotMeasured
 from lightning_modelprof.place import Place
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.stacks import StackFrame, StackSamples
-from lightning_modelprof.run.workers import LoaderWorkers
 
 _PLUMBING: Final = {
     "torch.nn.modules.module": ("_wrapped_call_impl", "_call_impl", "_slow_forward"),
@@ -120,33 +117,3 @@ def _finished(node: _Node, phase: str = "") -> CallNode:
 
 def _ranked(nodes: Sequence[CallNode]) -> tuple[CallNode, ...]:
     return tuple(sorted(nodes, key=lambda node: -node.total_ns))
-
-
-class WorkerStacks(Record, frozen=True, kw_only=True):
-    """Samples of one loader's workers."""
-
-    loader: int
-    hot_lines: HotLines
-    call_tree: CallTree
-
-
-def busiest(loaders: Sequence[LoaderWorkers]) -> LoaderWorkers | None:
-    """Loader with the busiest workers; the loop waits for that one first."""
-    return max(loaders, key=_each_ns, default=None)
-
-
-def _each_ns(loader: LoaderWorkers) -> float:
-    return sum(one.fetch_ns + one.collate_ns for one in loader.workers) / max(loader.num_workers, 1)
-
-
-@fact
-def worker_stacks(facts: Facts) -> WorkerStacks:
-    """Samples of the busiest loader's workers."""
-    loader = busiest(facts.record.workers or ())
-    if loader is None or loader.stacks is None:
-        raise NotMeasured("the workers weren't sampled")
-    try:
-        lines, tree = hot_lines(loader.stacks), call_tree(loader.stacks)
-    except NotMeasured:
-        raise NotMeasured("the workers ended before the first sample") from None
-    return WorkerStacks(loader=loader.loader, hot_lines=lines, call_tree=tree)

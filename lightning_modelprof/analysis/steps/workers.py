@@ -11,7 +11,7 @@ import numpy as np
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured, fact
 from lightning_modelprof.analysis.pooling import sum_of_all
-from lightning_modelprof.analysis.steps.fetches import queue_of
+from lightning_modelprof.analysis.steps.fetch_queue import queue_of
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.step_costs import StepCosts
 from lightning_modelprof.record import Record

@@ -9,7 +9,8 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.fetches import CHEAP_SAMPLE_NS, fetch_queue, is_row_by_row
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
+from lightning_modelprof.analysis.steps.fetches import CHEAP_SAMPLE_NS, is_row_by_row
 from lightning_modelprof.analysis.steps.workers import measured_workers
 from lightning_modelprof.report.advice.loader import LoaderAdvice, sampler_advice
 from lightning_modelprof.report.advice.predicted import fetch_advice

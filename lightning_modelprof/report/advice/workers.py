@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.source.call_tree import busiest, worker_stacks
 from lightning_modelprof.analysis.source.hot_lines import HotLines
-from lightning_modelprof.analysis.steps.fetches import fetch_queue, is_of_sampler
+from lightning_modelprof.analysis.source.worker_stacks import busiest, worker_stacks
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
+from lightning_modelprof.analysis.steps.fetches import is_of_sampler
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import (
     SLOW,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_modelprof.analysis.facts import Facts
-from lightning_modelprof.analysis.source.call_tree import worker_stacks
-from lightning_modelprof.analysis.steps.fetches import fetch_queue
+from lightning_modelprof.analysis.source.worker_stacks import worker_stacks
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue
 from lightning_modelprof.analysis.steps.loader_queue import PredictedStep
 from lightning_modelprof.analysis.steps.worker_curve import worker_curve
 from lightning_modelprof.analysis.steps.workers import measured_workers

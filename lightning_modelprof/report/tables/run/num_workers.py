@@ -7,7 +7,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.facts import Facts
 from lightning_modelprof.analysis.lazy import NotMeasured
-from lightning_modelprof.analysis.steps.fetches import fetch_queue, queue_of
+from lightning_modelprof.analysis.steps.fetch_queue import fetch_queue, queue_of
 from lightning_modelprof.analysis.steps.loader_queue import LoaderQueue
 from lightning_modelprof.analysis.steps.workers import WorkersFacts, measured_workers
 from lightning_modelprof.report.model import Table, Unit
