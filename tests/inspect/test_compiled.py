@@ -1,4 +1,4 @@
-"""What torch.compile has to do with a model, and what it has not."""
+"""Models that use torch.compile are recognized, and others aren't."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def attribute():
 @pytest.mark.parametrize(
     ("make", "found"),
     [
-        (Plain, None),  # never_used stands in the same file
+        (Plain, None),  # never_used is in the same file
         (lambda: nn.Sequential(Plain()), None),
         (UsesAFunction, "used, which UsesAFunction uses"),
         (lambda: nn.Sequential(UsesAFunction()), "used, which UsesAFunction uses"),
@@ -77,11 +77,11 @@ def attribute():
         (attribute, "Plain"),
     ],
 )
-def test_what_is_compiled(make, found):
+def test_compiled_part_is_found(make, found):
     assert find_compiled(make()) == found
 
 
-def test_a_library_that_has_compiled_functions_is_not_compiled():
+def test_library_with_compiled_functions_is_not_compiled():
     transformers = pytest.importorskip("transformers", reason="needs the transformers library")
     config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     assert find_compiled(transformers.GPT2LMHeadModel(config)) is None

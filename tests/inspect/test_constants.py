@@ -1,4 +1,4 @@
-"""Operators that compute the same in every step."""
+"""Operators that compute the same result in every step are found."""
 
 from dataclasses import replace
 
@@ -55,12 +55,12 @@ def of_frozen_module(model, _batch):
 
 
 def of_frozen_attention(model, _batch):
-    """The operator that torch calls has an argument for dropout, which is 0."""
+    """torch calls an operator with a dropout argument, which is 0."""
     return model.attention(*[model.places[None]] * 3, need_weights=False)[0] * 1
 
 
 def of_averaged_module(model, batch):
-    """As an average of another model, which is written in a way that counts no version."""
+    """A moving average of another model, written in a way that doesn't increase its version."""
     found = model.frozen(model.places)
     model.frozen.weight.data.mul_(0.9).add_(batch[:2], alpha=0.1)
     return found * 1
@@ -123,7 +123,7 @@ def changed_afterwards(model, batch):
         of_frozen_attention,
     ],
 )
-def test_what_is_the_same_in_every_step(run):
+def test_constant_results_are_found(run):
     assert last_is_constant(run)
 
 
@@ -141,12 +141,12 @@ def test_what_is_the_same_in_every_step(run):
         of_scaled_buffer,
     ],
 )
-def test_what_is_not(run):
+def test_varying_results_are_not_constant(run):
     assert not last_is_constant(run)
 
 
 def last_is_constant(run):
-    """Whether the last operator of a run is constant, and is sure to be when the step is over."""
+    """Whether a run's last operator is constant, and certain to be so at the end of the step."""
     model, seen = Stations(), []
     watch = ConstantWatch(model)
 
@@ -161,8 +161,8 @@ def last_is_constant(run):
     return seen[-1] and watch.is_sure()
 
 
-def test_memory_that_is_used_again_is_no_constant():
-    """A batch may lie where a constant was."""
+def test_reused_memory_is_not_constant():
+    """A batch may be placed where a constant was."""
     model = Stations()
     watch = ConstantWatch(model)
     calls = []
@@ -172,12 +172,12 @@ def test_memory_that_is_used_again_is_no_constant():
 
     with FlopCounter(model, force_eager=False, watches=(look,)):
         for _ in range(50):
-            distances(model, BATCH)  # is freed at once
+            distances(model, BATCH)  # freed immediately
             torch.from_numpy(BATCH.numpy()) + 1
     assert calls == [True, *[False] * (len(calls) // 50 - 1)] * 50
 
 
-def test_lines_say_how_many():
+def test_lines_count_constant_operators():
     model = Stations()
     watch = SiteWatch(root=model)
     watch.begin()
@@ -192,9 +192,9 @@ def test_lines_say_how_many():
 
 
 def judged(*, constant, samples=40, callers=((), ())):
-    """A line with 3 operators, so many of them constant, and so many of 100 samples of steps of 20 ms.
+    """Judge a line with 3 operators, some of them constant, and some of 100 samples of steps of 20 ms.
 
-    The two lines are called by these numbers of frames.
+    The frames in ``callers`` call the two lines.
     """
     frames = tuple(
         StackFrame(
@@ -230,7 +230,7 @@ def judged(*, constant, samples=40, callers=((), ())):
     return only(judge(constant_work, analysis_of(steps_of(forward=20), cost=cost, stacks=stacks)))
 
 
-def test_what_it_costs():
+def test_saving_of_constant_line():
     """40 of 100 samples of 20 ms."""
     found = judged(constant=3)
     assert found.saving_ns_per_step == pytest.approx(8 * MS)
@@ -244,14 +244,14 @@ def test_what_it_costs():
     [((3,), (20, 7)), ((), (30, 20)), ((3, 2), (7, None))],
     ids=["training_step calls another line", "all of training_step", "its caller calls another line"],
 )
-def test_the_line_that_calls_it(others, place):
-    """As far out as nothing else is called that takes time; line 9 is the other one."""
+def test_location_is_outermost_exclusive_caller(others, place):
+    """The outermost caller that calls nothing else that takes time; line 9 is the other line."""
     [found] = judged(constant=3, callers=((3, 2), others)).locations
     assert (found.line, found.inner and found.inner.line) == place
 
 
 def frozen(*constant):
-    """A tower of two layers without trainable parameters; so many of each layer's 3 operators constant."""
+    """A tower of two untrainable layers; the given number of each layer's 3 operators is constant."""
     lines = tuple(
         LineCount(
             file="net.py",
@@ -279,11 +279,11 @@ def frozen(*constant):
     return only(judge(frozen_forward, analysis))
 
 
-def test_a_frozen_module_whose_input_is_constant_is_no_matter_of_the_data_set():
+def test_frozen_module_with_constant_input_is_not_cacheable():
     assert frozen(3, 2).status is Status.FOUND
     assert frozen(3, 3).status is Status.CLEAN
 
 
 @pytest.mark.parametrize("given", [{"constant": 2}, {"constant": 3, "samples": 9}], ids=["one is not", "few"])
-def test_what_is_not_worth_it(given):
+def test_small_saving_is_clean(given):
     assert judged(**given).status is Status.CLEAN

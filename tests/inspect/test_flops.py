@@ -1,4 +1,4 @@
-"""FLOPs of real calls against truths derived by hand, and where they were spent."""
+"""FLOPs of real calls match values worked out by hand, and are attributed to the right modules."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.support.flop_models import (
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_multiply_adds_are_the_derived_ones(name):
+def test_multiply_adds_match_hand_derivation(name):
     torch.manual_seed(0)
     truth = CASES[name]()
     trains = any(parameter.requires_grad for parameter in truth.model.parameters())
@@ -48,7 +48,7 @@ def test_multiply_adds_are_the_derived_ones(name):
     assert (count.errors, count.uncounted) == ((), {})
 
 
-def test_the_fast_path_is_taken_and_counted():
+def test_transformer_fast_path_is_counted():
     truth = transformer_encoder(True)
     count = count_flops(truth.model, *truth.args)
     assert list(count.by_operator["forward"]) == ["aten::_transformer_encoder_layer_fwd"]
@@ -57,7 +57,7 @@ def test_the_fast_path_is_taken_and_counted():
     }
 
 
-def test_inference_mode_arrives_undecomposed():
+def test_composite_operators_in_inference_mode_are_counted():
     with torch.inference_mode():
         count = count_flops(
             nn.Sequential(nn.Linear(8, 4), nn.Bilinear(4, 4, 2, bias=False))[0], torch.ones(3, 8)
@@ -68,8 +68,8 @@ def test_inference_mode_arrives_undecomposed():
 
 
 @pytest.mark.parametrize("sizes", [(3, 8, 16, 4), (1, 8, 5, 4), (2, 1, 3, 2), (5, 3, 1, 1), (4, 6, 7, 1)])
-def test_a_bilinear_layer_is_the_matrix_products_that_torch_makes_of_it(sizes):
-    """Forward and gradients, against the bmm that torch's own profiler sees below the operator."""
+def test_bilinear_layer_counts_torch_matrix_products(sizes):
+    """Forward and gradients match the bmm calls that torch's own profiler sees below the operator."""
     batch, first, second, outputs = sizes
     layer = nn.Bilinear(first, second, outputs)
     arguments = [torch.randn(batch, width, requires_grad=True) for width in (first, second)]
@@ -86,7 +86,7 @@ def test_a_bilinear_layer_is_the_matrix_products_that_torch_makes_of_it(sizes):
     assert [counted.macs[phase] for phase in ("forward", "backward")] == truth
 
 
-def test_fourier_transforms_stand_apart():
+def test_fourier_transforms_are_separate():
     count = count_flops(Wrapped(torch.fft.fft), torch.ones(3, 64, dtype=torch.cfloat))
     assert count.fourier_flops == {"forward": 3 * 5 * 64 * 6}  # log2 64 = 6
     assert count.macs == {}
@@ -100,18 +100,18 @@ def test_fourier_transforms_stand_apart():
         (torch.fft.irfft, torch.ones(3, 33, dtype=torch.cfloat), "aten::_fft_c2r"),
     ],
 )
-def test_transforms_with_a_real_side_take_half(transform, signal, operator):
-    """Of 64 points of a real signal, whichever side it is on."""
+def test_real_fourier_transforms_take_half(transform, signal, operator):
+    """The real signal has 64 points, whether it's the input or the output."""
     count = count_flops(Wrapped(transform), signal)
     assert count.by_operator == {"forward": {operator: 3 * 5 * 64 * 6 // 2}}
 
 
-def test_a_complex_product_is_four():
+def test_complex_product_counts_four_real_ones():
     count = count_flops(Wrapped(torch.mm), *[torch.ones(4, 4, dtype=torch.cfloat)] * 2)
     assert count.macs == {"forward": 4 * 4**3}
 
 
-def test_nested_tensors_pass_through():
+def test_nested_tensors_are_counted():
     nested = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
     layer = nn.Linear(8, 4)
     expected = layer(nested)
@@ -122,7 +122,7 @@ def test_nested_tensors_pass_through():
     assert summarize(counter).macs == {"forward": 5 * 8 * 4}
 
 
-# ---- What cannot be counted
+# ---- Uncounted operators
 
 
 @library.custom_op("modelprof_test::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
@@ -133,21 +133,21 @@ def own_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 OWN_PRODUCT = torch.ops.modelprof_test.product
 
 
-def test_unknown_operators_are_listed_and_never_0():
+def test_unknown_operators_are_listed_not_counted_as_0():
     count = count_flops(Wrapped(lambda x: OWN_PRODUCT(x, OWN_PRODUCT(x, x)).relu()), torch.ones(4, 4))
     assert count.uncounted == {"forward": {"modelprof_test::product": 2}}
     assert count.flops == {}
 
 
 @pytest.mark.parametrize("key", [OWN_PRODUCT, OWN_PRODUCT.default, "modelprof_test::product"])
-def test_formulas_of_the_user(key):
+def test_user_formulas(key):
     formulas = {key: lambda a, b, out_val: 2 * a.numel() * out_val.shape[-1]}
     count = count_flops(Wrapped(OWN_PRODUCT), torch.ones(4, 4), torch.ones(4, 3), formulas=formulas)
     assert (count.macs, count.uncounted) == ({"forward": 4 * 4 * 3}, {})
 
 
 @pytest.mark.parametrize("wrong", [lambda *a, **k: 1 / 0, lambda *a, **k: -1, lambda *a, **k: None])
-def test_a_formula_that_fails_never_reaches_the_step(wrong):
+def test_failing_formula_does_not_reach_step(wrong):
     x = torch.randn(4, 4)
     with FlopCounter(nn.Identity(), {"aten::mm": wrong}) as counter:
         result = x @ x
@@ -159,16 +159,16 @@ def test_a_formula_that_fails_never_reaches_the_step(wrong):
     assert count.flops == {}
 
 
-def test_an_unknown_name_is_refused():
+def test_unknown_operator_name_is_rejected():
     with pytest.raises(KeyError, match="no_such"):
         FlopCounter(nn.Identity(), {"aten::no_such": len})
 
 
-# ---- Where it happened
+# ---- Attribution
 
 
 class Step(nn.Module):
-    """Children of one class, called by a step and not by forward."""
+    """Children of the same class, called by a step rather than forward."""
 
     def __init__(self):
         super().__init__()
@@ -178,7 +178,7 @@ class Step(nn.Module):
         return self.b(self.a(x).relu()).sum()
 
 
-def test_attribution_to_modules_of_a_step():
+def test_attribution_to_modules_in_step():
     model = Step()
     with FlopCounter(model) as counter:
         model.training_step(torch.randn(4, 16)).backward()
@@ -230,7 +230,7 @@ class Multiplying(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("with_closure", [True, False])
-def test_the_optimizer_is_a_phase_of_its_own(with_closure):
+def test_optimizer_has_its_own_phase(with_closure):
     model, x = nn.Linear(16, 4, bias=False), torch.ones(2, 16)
     optimizer = Multiplying(model.parameters(), lr=0.1)
 
@@ -249,7 +249,7 @@ def test_the_optimizer_is_a_phase_of_its_own(with_closure):
 
 
 class Closure:
-    """A closure whose forward runs without gradients, outside of any module."""
+    """A closure whose forward runs without gradients, outside any module."""
 
     def __init__(self, weight):
         self.weight = weight
@@ -264,8 +264,8 @@ class Closure:
 
 
 @pytest.mark.parametrize("form", ["object", "method", "partial of a method", "function by name"])
-def test_forward_without_gradients_in_a_closure_is_no_optimizer(form):
-    """Lightning runs training_step inside of the optimizer's step; what follows there is the optimizer."""
+def test_forward_in_optimizer_closure_is_not_optimizer(form):
+    """Lightning runs training_step inside the optimizer's step; what follows the closure is the optimizer."""
     model = nn.Linear(4, 16)
     closure = Closure(model.weight.T)
     model.weight.grad = torch.rand(16, 4)
@@ -285,8 +285,8 @@ def test_forward_without_gradients_in_a_closure_is_no_optimizer(form):
     assert summarize(counter).macs == {"forward": 8 * 4 * 16, "optimizer": 2 * 16 * 16 * 4}
 
 
-def test_a_kernel_that_also_computes_again_is_one_call():
-    """Fused attention: its backward stands under backward and under recompute."""
+def test_kernel_that_recomputes_is_one_call():
+    """The backward of fused attention is listed under backward and under recompute."""
     query = torch.rand(2, 4, 16, 8, requires_grad=True)
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION), FlopCounter(nn.Identity()) as counter:
         F.scaled_dot_product_attention(query, query, query).sum().backward()
@@ -306,11 +306,11 @@ def test_gradients_of_gradients_are_backward():
         slope.pow(2).sum().backward()
     count = summarize(counter)
     one = 4 * 16 * 8
-    # dX; then backward of it and of the layer: the slope's two gradients, the layer's two.
+    # dX, then its backward and the layer's: the slope's two gradients and the layer's two.
     assert count.macs == {"forward": one, "backward": 5 * one}
 
 
-def test_transformed_functions_are_no_recomputing():
+def test_transformed_functions_are_not_recompute():
     model, x = nn.Linear(8, 4), torch.randn(5, 8)
 
     def loss(parameters, row):
@@ -322,7 +322,7 @@ def test_transformed_functions_are_no_recomputing():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_recomputing_a_plain_function(reentrant):
+def test_recompute_of_plain_function(reentrant):
     x, weight = torch.randn(4, 8), torch.randn(8, 8, requires_grad=True)
     with FlopCounter(nn.Identity()) as counter:
         y = checkpoint(lambda w: (x @ w).relu().exp(), weight, use_reentrant=reentrant)
@@ -330,7 +330,7 @@ def test_recomputing_a_plain_function(reentrant):
     assert summarize(counter).macs == dict.fromkeys(("forward", "backward", "recompute"), 4 * 8 * 8)
 
 
-def test_fake_tensors_count_as_plain_ones():
+def test_fake_tensors_count_like_real_ones():
     with torch._subclasses.FakeTensorMode():
         model = nn.Linear(8, 4)
         with FlopCounter(model) as counter:
@@ -348,7 +348,7 @@ class Lit(lightning.LightningModule):
         return F.cross_entropy(self.last(self.first(batch["x"]).relu()), batch["y"])
 
 
-def test_a_module_with_a_step_and_no_forward():
+def test_module_with_step_but_no_forward():
     model = Lit()
     with FlopCounter(model, force_eager=False) as counter:
         model.training_step({"x": torch.randn(4, 16), "y": torch.randint(0, 4, (4,))}, 0).backward()
@@ -361,10 +361,10 @@ def test_a_module_with_a_step_and_no_forward():
     }
 
 
-# ---- The record
+# ---- Record
 
 
-def test_the_record_of_a_step():
+def test_record_of_step():
     model, x = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 4)), torch.randn(4, 16)
     with FlopCounter(model) as counter:
         with torch.autocast("cpu", torch.bfloat16):
@@ -388,7 +388,7 @@ def test_the_record_of_a_step():
 
 
 @pytest.mark.parametrize("name", ["fused attention", "checkpoint", "lstm"])
-def test_what_is_added_up_is_the_record(name):
+def test_record_adds_up_to_summary(name):
     truth = CASES[name]()
     with FlopCounter(truth.model) as counter:
         total(truth.model(*truth.args)).backward()
@@ -400,7 +400,7 @@ def test_what_is_added_up_is_the_record(name):
         assert sum(sum(one.values()) for one in count.by_module_and_operator[phase].values()) == flops
 
 
-def test_an_operator_that_fails_at_times_is_there_twice():
+def test_operator_that_sometimes_fails_has_two_rows():
     def picky(a, b, out_val):
         if a.shape[0] == 1:
             raise ValueError("one row")
@@ -426,7 +426,7 @@ class FsdpLike(nn.Module):
         return self._fsdp_wrapped_module(x)
 
 
-def test_paths_without_the_names_of_wrappers():
+def test_paths_omit_wrapper_names():
     model = nn.Sequential(
         FsdpLike(checkpoint_wrapper(nn.Sequential(nn.Linear(8, 8)))), FsdpLike(nn.Linear(8, 8))
     )
@@ -435,7 +435,7 @@ def test_paths_without_the_names_of_wrappers():
     one = 2 * 2 * 8 * 8
     count = summarize(counter)
     assert count.by_module["forward"] == {"": 2 * one, "0": one, "0.0": one, "1": one}
-    # The batch needs no gradient: the first layer has its weight's only.
+    # The batch needs no gradient, so the first layer computes only its weight's.
     assert count.by_module["backward"] == {"": 3 * one, "0": one, "0.0": one, "1": 2 * one}
 
 
@@ -447,7 +447,7 @@ def alone(tmp_path):
     dist.destroy_process_group()
 
 
-def test_a_root_that_is_distributed(alone):
+def test_distributed_root_is_omitted_from_paths(alone):
     model = DistributedDataParallel(Small())
     x = torch.randn(4, 16)
     with FlopCounter(model, force_eager=False) as counter:
@@ -455,7 +455,7 @@ def test_a_root_that_is_distributed(alone):
     count = summarize(counter)
     assert set(count.by_module["forward"]) == {"", "first", "last"}
     assert (count.macs, count.uncounted) == ({"forward": SMALL, "backward": SMALL_BACKWARD}, {})
-    # Of a module below, "module" is a name like any other.
+    # Below the root, "module" is a name like any other.
     model = nn.ModuleDict({"module": nn.Linear(16, 4)})
     with FlopCounter(model) as counter:
         model["module"](x)
@@ -472,7 +472,7 @@ COLLECTIVES = {
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_communication_costs_nothing_or_is_refused(alone, name):
+def test_collectives_cost_nothing_or_are_refused(alone, name):
     if name == "functional":
         torch._C._distributed_c10d._register_process_group("default_pg", dist.group.WORLD)
     x = torch.ones(3)

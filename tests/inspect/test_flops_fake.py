@@ -1,4 +1,4 @@
-"""Counting on tensors without data: the same numbers, nothing computed, nothing of the model changed."""
+"""Counting without data gives the same numbers, computes nothing and leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tests.support.flop_models import CASES, SMALL, SMALL_BACKWARD, Batch, Small
 
 pytestmark = pytest.mark.slow
 
-# What asks for values: the sizes of a loop, and which rows are chosen.
+# Models that ask for values: a loop's length and the choice of rows.
 NEEDS_VALUES = {"control flow"}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_numbers_without_data(name):
+def test_fake_tensors_give_same_counts(name):
     torch.manual_seed(0)
     truth = CASES[name]()
     loss_fn = total if any(parameter.requires_grad for parameter in truth.model.parameters()) else None
@@ -48,7 +48,7 @@ def test_the_same_numbers_without_data(name):
         assert_same(before, state_of(truth.model))
 
 
-def test_a_model_larger_than_the_memory():
+def test_model_larger_than_memory():
     """A hundred layers of 40 GB each, on the meta device."""
     width = 100_000
     with torch.device("meta"):
@@ -60,7 +60,7 @@ def test_a_model_larger_than_the_memory():
     assert all(parameter.is_meta for parameter in model.parameters())
 
 
-def test_tied_weights_on_the_meta_device_stay_tied():
+def test_tied_meta_weights_stay_tied():
     with torch.device("meta"):
         model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50, bias=False))
         model[1].weight = model[0].weight
@@ -81,7 +81,7 @@ class Frozen:
     name: str
 
 
-def test_inputs_keep_their_kinds():
+def test_inputs_keep_their_types():
     _, mode = fake_copy(nn.Identity())
     x, other = torch.ones(2, 3, requires_grad=True), object()
     value = {
@@ -122,7 +122,7 @@ def test_inputs_keep_their_kinds():
     assert (fake["list"][1:], fake["frozen"].name) == ([1, None], "name")
 
 
-def test_what_holds_no_tensor_comes_back_as_it_is():
+def test_inputs_without_tensors_are_unchanged():
     _, mode = fake_copy(nn.Identity())
     for value in ({"a": 1}, [1, "a"], (1, None), torch.Size([2]), "text", 1, None, object(), Batch):
         assert fake_inputs(mode, value) is value
@@ -167,13 +167,13 @@ class Lit(lightning.LightningModule):
 
 
 class Quiet(Lit):
-    """Dynamo cannot trace Lightning's log of a metric."""
+    """Dynamo can't trace Lightning's log of a metric."""
 
     def tell(self, logits, y, loss):
         pass
 
 
-# 4 rows of a mean of words, 16 wide, to 50 words; the embedding's rows need their gradient.
+# The mean of words for 4 rows, 16 wide, to 50 words; the embedding's rows need their gradient.
 LIT_MACS = {"forward": 4 * 16 * 50, "backward": 2 * 4 * 16 * 50}
 BATCH = torch.randint(0, 50, (4, 7)), torch.randint(0, 50, (4,))
 
@@ -201,7 +201,7 @@ class CountsACopy(lightning.Callback):
         assert isinstance(loss, FakeTensor)
         assert len(copied.losses) == losses + 1
         self.counts.append(summarize(counter))
-        # Nothing of the original has changed.
+        # The original is unchanged.
         assert pl_module.__dict__ == attributes
         assert len(pl_module.losses) == losses
         assert pl_module._trainer is trainer
@@ -219,7 +219,7 @@ def state_of_tensors(module):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["plain", "torch.compile", "compile"])
-def test_a_copy_of_a_lightning_module_in_a_fit(kind):
+def test_copy_of_lightning_module_in_fit(kind):
     torch._dynamo.reset()
     model = Lit() if kind == "plain" else Quiet()
     fitted = torch.compile(model, backend="aot_eager") if kind == "torch.compile" else model
@@ -245,7 +245,7 @@ def test_a_copy_of_a_lightning_module_in_a_fit(kind):
 # ---- Compiled parts
 
 
-def test_compiled_parts_are_what_they_were():
+def test_compiled_parts_are_restored():
     runs = []
 
     def backend(graph, inputs):
@@ -276,13 +276,13 @@ def test_compiled_parts_are_what_they_were():
     assert summarize(counter).macs == {"forward": SMALL, "backward": SMALL_BACKWARD}
     assert runs == []
     model(torch.randn(4, 16))
-    assert runs  # the model itself is compiled as ever
+    assert runs  # the model itself is still compiled
 
 
-# ---- What cannot be copied or counted
+# ---- Models that cannot be copied or counted
 
 
-def test_values_that_are_asked_for():
+def test_model_that_needs_values_is_rejected():
     class Asks(nn.Module):
         def forward(self, x):
             return x * 2 if x.sum() > 0 else x
@@ -291,13 +291,13 @@ def test_values_that_are_asked_for():
         count_flops(Asks(), torch.ones(3), on_fake_tensors=True)
 
 
-def test_a_model_that_cannot_be_copied():
+def test_model_that_cannot_be_copied_is_rejected():
     model = Small()
     model.lines = (line for line in "ab")
     with pytest.raises(ModelProfError, match="Small can't be copied"):
         count_flops(model, torch.ones(4, 16), on_fake_tensors=True)
 
 
-def test_errors_of_the_model_come_through():
+def test_model_errors_propagate():
     with pytest.raises(RuntimeError, match="reduction dim"):
         count_flops(Small(), torch.ones(4, 17), on_fake_tensors=True)

@@ -1,7 +1,7 @@
 """FLOPs of less common kinds of models, and of operators that torch's own registry lacks.
 
-The truth of each kind was derived by hand before it was counted for the first time; what had to change
-afterwards is said where it stands.
+The true values were worked out by hand before the first count; comments say what had to change
+afterwards.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Adapted(nn.Module):
 
 
 def low_rank_adapters():
-    # 8 rows. Frozen weights have no gradient of their own, and only the second one passes one on.
+    # 8 rows. Frozen weights have no gradient, and only the second passes one on.
     first, second, head = 8 * 16 * 32, 8 * 32 * 32, 8 * 32 * 8
     a1, b1, a2, b2 = 8 * 16 * 4, 8 * 4 * 32, 8 * 32 * 4, 8 * 4 * 32
     forward = first + a1 + b1 + second + a2 + b2 + head
@@ -82,13 +82,13 @@ class LanguageModel(nn.Module):
 
 
 def tied_embedding():
-    # 21 words; the embedding's rows need their gradient, so every product has both.
+    # 21 words; the embedding's rows need their gradient, so each product has both gradients.
     forward = 21 * 16 * 16 + 21 * 16 * 50
     return case(LanguageModel(), torch.randint(0, 50, (3, 7)), forward=forward, backward=2 * forward)
 
 
 def convolutions_in_three_dimensions():
-    # 6 x 6 x 6: dilated by two and padded by two, 27 weights a channel; pointwise; transposed in two groups.
+    # 6 x 6 x 6: dilated and padded by two, 27 weights per channel; pointwise; transposed in two groups.
     depthwise, pointwise = 216 * 4 * 27, 216 * 4 * 8
     transposed = 216 * 8 * 1 * 8  # each input element spreads over 2 x 2 x 2 and its group's one output
     model = nn.Sequential(
@@ -115,7 +115,7 @@ class ConvolutionalLSTM(nn.Module):
 
 
 def convolutional_lstm():
-    # Five steps; before the first one neither the frame nor the state needs a gradient.
+    # Five steps; before the first, neither the frame nor the state needs a gradient.
     step = convolution(2, 11, 32, (3, 3), (8, 8))
     return case(ConvolutionalLSTM(), torch.randn(2, 5, 3, 8, 8), forward=5 * step, backward=9 * step)
 
@@ -136,8 +136,8 @@ class GraphAttention(nn.Module):
 
 
 def graph_attention():
-    # 10 nodes. Gathering and scattering are no contractions, neither is the outer product that is the
-    # gradient of a matrix times a vector: it multiplies and sums nothing.
+    # 10 nodes. Gathering and scattering aren't contractions, nor is the outer product that is the gradient of
+    # a matrix-vector product: it multiplies but doesn't sum.
     first, scores, last = 10 * 16 * 8, 2 * 10 * 8, 10 * 8 * 4
     batch = torch.randn(10, 16), torch.randint(0, 10, (2, 30))
     backward = first + scores + 2 * last
@@ -158,7 +158,7 @@ class LinearAttention(nn.Module):
 
 
 def linear_attention():
-    # Batch 2, 16 positions, 2 heads of 8: keys by values, queries by that, and the norm.
+    # Batch 2, 16 positions, 2 heads of 8: keys by values, queries by their product, and the norm.
     project, core = 2 * 16 * 16 * 48, 2 * (2 * 16 * 2 * 8 * 8) + 2 * 16 * 2 * 8
     forward = project + core
     return case(LinearAttention(), torch.randn(2, 16, 16), forward=forward, backward=2 * forward - project)
@@ -188,7 +188,7 @@ class Packed(nn.Module):
 
 
 def packed_sequences():
-    # Lengths 5, 3 and 2: ten elements. The state before the first step, of three, needs no gradient.
+    # Lengths 5, 3 and 2: ten elements. The three states before the first step need no gradient.
     inputs, states = 10 * 8 * 16, 10 * 16 * 16
     backward = inputs + states + (10 - 3) * 16 * 16
     batch = torch.randn(5, 3, 8), torch.tensor([5, 3, 2])
@@ -206,15 +206,15 @@ class Attention(nn.Module):
 
 
 def grouped_heads():
-    # 4 heads of queries share 2 of keys and values, 16 positions of 8. The fused kernel of newer versions
-    # takes it, and computes the scores again (the truth was first written without that).
+    # 4 query heads share 2 of keys and values, 16 positions of 8. In newer versions the fused kernel handles
+    # this and recomputes the scores (the hand-derived value at first left that out).
     forward = 4 * 16 * 16 * (8 + 8)
     model = Attention((1, 4, 16, 8), (1, 2, 16, 8), (1, 2, 16, 8), enable_gqa=True)
     return case(model, forward=forward, backward=2 * forward, recompute=(None, forward // 2))
 
 
 def cross_attention():
-    # 10 queries meet 20 keys of 8; the values have 16. Different depths: no fused kernel on the CPU.
+    # 10 queries meet 20 keys of 8; the values have 16. Depths differ, so the CPU uses no fused kernel.
     forward = 2 * 4 * 10 * 20 * (8 + 16)
     model = Attention((2, 4, 10, 8), (2, 4, 20, 8), (2, 4, 20, 16))
     return case(model, forward=forward, backward=2 * forward)
@@ -230,7 +230,7 @@ class SparseFirst(nn.Module):
 
 
 def sparse_product(to_layout):
-    # 40 stored elements meet 8 columns; in backward their transpose meets them again, for the weight alone.
+    # 40 stored elements meet 8 columns; backward multiplies by their transpose, for the weight alone.
     adjacency = torch.zeros(20 * 30)
     adjacency[::15] = 1.0
     forward, last = 40 * 8 + 20 * 8 * 4, 20 * 8 * 4
@@ -239,7 +239,7 @@ def sparse_product(to_layout):
 
 
 def complex_convolution():
-    # torch computes it by three real convolutions, not by four.
+    # torch computes it with three real convolutions, not four.
     model = nn.Conv2d(3, 8, 3, padding=1, bias=False, dtype=torch.cfloat)
     one = convolution(1, 3, 8, (3, 3), (8, 8))
     return case(model, torch.randn(1, 3, 8, 8, dtype=torch.cfloat), forward=3 * one)
@@ -256,7 +256,7 @@ class Dequantised(nn.Module):
 
 
 def weight_only_quantisation():
-    # 8 rows. The scale is trained: the product by the weight has both gradients.
+    # 8 rows. The scale is trained, so the product with the weight has both gradients.
     first, forward = 8 * 16 * 16, 8 * 16 * 16 + 8 * 16 * 32
     return case(Dequantised(), torch.randn(8, 16), forward=forward, backward=2 * forward - first)
 
@@ -301,7 +301,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 @pytest.mark.parametrize("kind", KINDS)
-def test_multiply_adds_are_the_derived_ones(kind):
+def test_multiply_adds_match_hand_derivation(kind):
     torch.manual_seed(0)
     if kind == "mixture of experts" and not hasattr(torch, "_grouped_mm"):
         pytest.skip("this torch has no grouped product")
@@ -313,10 +313,10 @@ def test_multiply_adds_are_the_derived_ones(kind):
     assert (count.errors, count.uncounted) == ((), {})
 
 
-def test_metric_learning():
-    """Distances of 30 to 40 rows by one product with two columns more; their gradients are products of 8.
+def test_distances_for_metric_learning():
+    """Distances of 30 to 40 rows are one product with two extra columns; their gradients are products of 8.
 
-    The truth was first written without products in backward, which plain distances do not have.
+    The hand-derived value at first had no products in backward, as for plain distances.
     """
     embed = nn.Linear(16, 8)
     a, b = torch.randn(30, 16), torch.randn(40, 16)
@@ -328,7 +328,7 @@ def test_metric_learning():
 
 
 @pytest.mark.parametrize("norm", [1.0, 2.0])
-def test_distances_without_a_product_are_listed(norm):
+def test_distances_without_product_are_listed(norm):
     a = torch.randn(5, 8, requires_grad=True)
     count = count_flops(Wrapped(lambda: torch.cdist(a, a.detach(), p=norm)), loss_fn=total)
     assert count.macs == {}
@@ -342,9 +342,9 @@ def test_flexible_attention():
     flex = pytest.importorskip("torch.nn.attention.flex_attention", reason="torch 2.5 and later")
     q, k, v = torch.randn(3, 1, 2, 16, 8)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it asks to be compiled
+        warnings.simplefilter("ignore")  # it warns that it should be compiled
         count = count_flops(Wrapped(lambda: flex.flex_attention(q, k, v)))
-    # 2 heads, 16 positions of 8: scores and weighted sum. The CPU has no backward of it.
+    # 2 heads, 16 positions of 8: scores and weighted sum. The CPU has no backward for it.
     assert count.macs == {"forward": 2 * 16 * 16 * (8 + 8)}
     assert (count.errors, count.uncounted) == ((), {})
     backward = formula_of(torch.ops.higher_order.flex_attention_backward)
@@ -353,7 +353,7 @@ def test_flexible_attention():
 
 
 def test_jagged_attention():
-    """Two sequences of 3 and 5 in 2 heads of 4: every sequence meets itself only."""
+    """Two sequences of 3 and 5 in 2 heads of 4: each sequence attends only to itself."""
     nested = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
     projections = [nn.Linear(8, 8) for _ in range(3)]
 
@@ -362,7 +362,7 @@ def test_jagged_attention():
         return F.scaled_dot_product_attention(q, k, v)
 
     with torch.no_grad(), warnings.catch_warnings(), FlopCounter(nn.Identity()) as counter:
-        warnings.simplefilter("ignore")  # of nested tensors as a prototype
+        warnings.simplefilter("ignore")  # nested tensors warn that they are a prototype
         attend(nested)
     count = summarize(counter)
     assert count.macs == {"forward": 3 * 8 * 8 * 8 + 2 * (3**2 + 5**2) * (4 + 4)}
@@ -372,7 +372,7 @@ def test_jagged_attention():
 # ---- Single operators
 
 
-def test_integers():
+def test_integer_product():
     a, b = torch.ones(32, 64, dtype=torch.int8), torch.ones(64, 16, dtype=torch.int8)
     with FlopCounter(nn.Identity()) as counter:
         torch._int_mm(a, b)
@@ -380,7 +380,7 @@ def test_integers():
     assert (one.flops, one.dtype) == (2 * 32 * 64 * 16, "")
 
 
-def test_packed_weights():
+def test_product_with_packed_weights():
     x, weight = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(32, 16, dtype=torch.int8)
     with FlopCounter(nn.Identity()) as counter:
         torch.ops.aten._weight_int8pack_mm(x, weight, torch.ones(32, dtype=torch.bfloat16))
@@ -388,7 +388,7 @@ def test_packed_weights():
     assert (one.flops, one.dtype) == (2 * 8 * 16 * 32, "bfloat16")
 
 
-def test_quantised_convolution():
+def test_quantized_convolution():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         layer = torch.ao.nn.quantized.Conv2d(3, 8, 3, padding=1)
@@ -398,7 +398,7 @@ def test_quantised_convolution():
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_what_compiled_code_calls(in_place):
+def test_operators_of_compiled_code(in_place):
     x, weight = torch.randn(8, 16), torch.randn(32, 16)
     image, kernel = torch.randn(1, 3, 8, 8), torch.randn(8, 3, 3, 3)
     sizes = ([1, 1], [1, 1], [1, 1], 1)
@@ -423,16 +423,16 @@ def test_what_compiled_code_calls(in_place):
 
 
 GROUPED = {
-    "rows": ((12, 8), (3, 8, 4), 12 * 8 * 4),  # every row meets its group's matrix
-    "columns": ((3, 12, 8), (8, 6), 12 * 8 * 6),  # every column meets its group's matrix
-    "sums": ((4, 12), (12, 5), 4 * 12 * 5),  # every group sums over its part
+    "rows": ((12, 8), (3, 8, 4), 12 * 8 * 4),  # each row meets its group's matrix
+    "columns": ((3, 12, 8), (8, 6), 12 * 8 * 6),  # each column meets its group's matrix
+    "sums": ((4, 12), (12, 5), 4 * 12 * 5),  # each group sums over its part
     "batches": ((3, 12, 8), (3, 8, 4), 3 * 12 * 8 * 4),
 }
 
 
 @pytest.mark.parametrize("kind", GROUPED)
 @pytest.mark.parametrize("name", ["_grouped_mm", "_scaled_grouped_mm"])
-def test_groups(kind, name):
+def test_grouped_product(kind, name):
     left, right, macs = GROUPED[kind]
     formula = formula_of(getattr(torch.ops.aten, name))
     assert formula(torch.ones(left), torch.ones(right), out_val=None) == 2 * macs
@@ -456,12 +456,12 @@ LINALG = {
 
 
 @pytest.mark.parametrize("name", LINALG)
-def test_factorisations_are_listed_and_never_0(name):
+def test_factorizations_are_listed_not_counted_as_0(name):
     count = count_flops(Wrapped(LINALG[name]), torch.eye(4) * 2)
     assert sum(count.uncounted["forward"].values()) >= 1
 
 
-# ---- Attention on devices that are not here: shapes are all that a formula looks at.
+# ---- Attention on devices this machine lacks: formulas look only at shapes.
 
 FUSED = [
     f"_scaled_dot_product_{kernel}"
@@ -476,7 +476,7 @@ FUSED = [
 
 
 @pytest.mark.parametrize("name", FUSED)
-def test_backward_of_fused_attention_is_twice_the_forward_and_the_scores_again(name):
+def test_fused_attention_backward_recomputes_scores(name):
     query, key, value = torch.ones(2, 4, 10, 8), torch.ones(2, 2, 20, 8), torch.ones(2, 2, 20, 16)
     scores, weighted_sum = 2 * 4 * 10 * 20 * 8, 2 * 4 * 10 * 20 * 16
     forward = formula_of(getattr(torch.ops.aten, name))
@@ -488,8 +488,8 @@ def test_backward_of_fused_attention_is_twice_the_forward_and_the_scores_again(n
     )
 
 
-def test_fused_attention_of_several_lengths():
-    """Sequences of 3 and 5 in 2 heads of 4, one after the other."""
+def test_fused_attention_with_different_lengths():
+    """Sequences of 3 and 5 in 2 heads of 4, packed one after the other."""
     packed, ends = torch.ones(8, 2, 4), torch.tensor([0, 3, 8])
     scores = 2 * (3**2 + 5**2) * 4
     flash = formula_of(torch.ops.aten._flash_attention_backward)

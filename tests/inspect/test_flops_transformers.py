@@ -1,4 +1,4 @@
-"""FLOPs of models of the transformers library, random weights, against truths derived by hand.
+"""FLOPs of randomly initialized models from the transformers library match values worked out by hand.
 
 Layers L, batch B, positions T, width E, feed-forward F, vocabulary V. The unmasked product counts: causal
 kernels may do half. Embeddings make the first layer's input need its gradient, so that backward is twice
@@ -39,7 +39,7 @@ def check(model, forward, backward, recompute, **inputs):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-def test_bert(attention, dropout):
+def test_flops_of_bert(attention, dropout):
     config = transformers.BertConfig(
         vocab_size=V,
         hidden_size=E,
@@ -50,9 +50,9 @@ def test_bert(attention, dropout):
         attn_implementation=attention,
     )
     model = transformers.BertForSequenceClassification(config)
-    # Pooler and classifier see the first position only.
+    # Pooler and classifier use only the first position.
     forward = L * (PROJECTIONS + CORE + FEED_FORWARD) + B * E * E + B * E * 2
-    # The CPU's fused kernel knows no dropout; with it, and in eager attention, nothing is computed again.
+    # The CPU's fused kernel doesn't support dropout; with dropout or eager attention nothing is recomputed.
     fused = attention == "sdpa" and not dropout
     recompute = L * CORE // 2 if fused else 0
     check(
@@ -66,15 +66,15 @@ def test_bert(attention, dropout):
     )
 
 
-def test_gpt2():
+def test_flops_of_gpt2():
     config = transformers.GPT2Config(vocab_size=V, n_positions=64, n_embd=E, n_layer=L, n_head=HEADS)
-    # The feed-forward part is four times as wide as the rest. Dropout is 0.1: no fused kernel.
+    # The feed-forward part is four times as wide as the rest. Dropout is 0.1, so no fused kernel runs.
     forward = L * (PROJECTIONS + CORE + 8 * B * T * E**2) + B * T * E * V
     ids = words()
     check(transformers.GPT2LMHeadModel(config), forward, 2 * forward, 0, input_ids=ids, labels=ids)
 
 
-def test_llama():
+def test_flops_of_llama():
     key_heads = 2
     config = transformers.LlamaConfig(
         vocab_size=V,
@@ -86,10 +86,10 @@ def test_llama():
         max_position_embeddings=64,
     )
     depth = E // HEADS
-    # Keys and values have two of four heads; three products in the feed-forward part.
+    # Keys and values have two heads instead of four; the feed-forward part has three products.
     layer = B * T * E * (E + 2 * key_heads * depth) + B * T * E**2 + CORE + 3 * B * T * E * F
-    # Rotary angles are a product of half a head's depth of frequencies by T positions before transformers 5,
-    # without gradient, and multiplied element by element since.
+    # Before transformers 5 rotary angles are a product of half a head's depth of frequencies with T
+    # positions, without gradient; since then they are multiplied element by element.
     rotary = depth // 2 * T if int(transformers.__version__.split(".")[0]) < 5 else 0
     forward = L * layer + B * T * E * V
     ids = words()
@@ -104,7 +104,7 @@ def test_llama():
     )
 
 
-def test_vit():
+def test_flops_of_vit():
     config = transformers.ViTConfig(
         hidden_size=E,
         num_hidden_layers=L,
@@ -122,7 +122,7 @@ def test_vit():
     check(
         transformers.ViTForImageClassification(config),
         forward,
-        2 * forward - patches,  # the picture needs no gradient
+        2 * forward - patches,  # the image needs no gradient
         L * core // 2,
         pixel_values=torch.randn(B, 3, 32, 32),
         labels=torch.tensor([1, 2]),

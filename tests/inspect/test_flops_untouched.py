@@ -1,4 +1,4 @@
-"""A counted call leaves no trace: in the model, in the random states, in what is compiled."""
+"""Counting a call leaves the model, random states and compiled code unchanged."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fails(output):
 
 
 @pytest.mark.parametrize("loss_fn", [None, total, fails])
-def test_count_flops_leaves_everything_as_it_was(loss_fn):
+def test_count_flops_changes_nothing(loss_fn):
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 2)
@@ -88,7 +88,7 @@ def test_count_flops_leaves_everything_as_it_was(loss_fn):
     "name",
     ["convolutional", "lstm", "fused attention", "checkpoint, re-entrant", "einsum", "own function"],
 )
-def test_a_counted_step_is_bit_identical(name, precision):
+def test_counted_step_is_bit_identical(name, precision):
     if name == "own function" and precision is torch.bfloat16:
         pytest.skip("mixes types under autocast, with and without counting")
 
@@ -112,7 +112,7 @@ def test_a_counted_step_is_bit_identical(name, precision):
 
     try:
         plain_loss, plain = step(False)
-    except RuntimeError as error:  # oneDNN has no LSTM in bfloat16 for some CPUs
+    except RuntimeError as error:  # oneDNN has no bfloat16 LSTM for some CPUs
         if "could not create a primitive descriptor" not in str(error):
             raise
         pytest.skip("torch cannot run this on this CPU, with and without counting")
@@ -122,7 +122,7 @@ def test_a_counted_step_is_bit_identical(name, precision):
 
 
 @pytest.mark.parametrize("compiled_before", [True, False])
-def test_a_compiled_model_runs_compiled_afterwards(compiled_before):
+def test_compiled_model_runs_compiled_after_counting(compiled_before):
     torch._dynamo.reset()
     events = Counter()
 
@@ -140,20 +140,20 @@ def test_a_compiled_model_runs_compiled_afterwards(compiled_before):
         model(x)
     before = events["runs"]
     assert count_flops(model, x, loss_fn=total).macs == {"forward": SMALL, "backward": SMALL_BACKWARD}
-    assert events["runs"] == before  # the counted call was eager: nothing hides in a graph
+    assert events["runs"] == before  # the counted call was eager: a graph would hide operators
     for _ in range(3):
         model(x)
     assert events == {"compiled": 1, "runs": before + 3}
 
 
-def test_a_lazy_model_is_refused():
+def test_lazy_model_is_rejected():
     model = nn.Sequential(nn.LazyLinear(4))
     with pytest.raises(ModelProfError, match=r"0\.weight"):
         count_flops(model, torch.ones(2, 3))
     assert nn.parameter.is_lazy(model[0].weight)
 
 
-def test_a_module_that_fails_and_is_caught_does_not_shift_the_rest():
+def test_caught_module_error_does_not_shift_attribution():
     def fail(x):
         raise ValueError
 
@@ -172,11 +172,11 @@ def test_a_module_that_fails_and_is_caught_does_not_shift_the_rest():
     assert count.by_module["forward"] == {"": 128, "good": 128}
 
 
-# ---- A real step of a compiled model: it runs compiled while it is counted
+# ---- A real step of a compiled model runs compiled while it is counted
 
 
 def training(model, counted, steps=4):
-    """Losses and final weights of a few steps, one of them under a counter that does not force eager."""
+    """Losses and final weights of a few steps, one of them under a counter that doesn't force eager."""
     torch.manual_seed(2)
     x, losses = torch.randn(4, 16), []
     optimizer = torch.optim.AdamW(model.parameters())
@@ -207,7 +207,7 @@ def small_compiled(backend, how):
 
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
 @pytest.mark.parametrize("counted", [0, 2])
-def test_a_counted_step_runs_compiled(counted, how):
+def test_counted_step_runs_compiled(counted, how):
     events = Counter()
 
     def backend(graph, inputs):
@@ -220,12 +220,12 @@ def test_a_counted_step_runs_compiled(counted, how):
         return run
 
     training(small_compiled(backend, how), counted)
-    assert events == {"compiled": 1, "runs": 4}  # compiled once, never skipped, the counted step too
+    assert events == {"compiled": 1, "runs": 4}  # compiled once and never skipped, even when counted
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("counted", [0, 2])
-def test_a_compiled_step_is_bit_identical_and_compiles_as_often(backend, counted):
+def test_counting_changes_no_compiled_result_or_compilation(backend, counted):
     from torch._dynamo.utils import counters  # noqa: PLC0415 - with Dynamo only
 
     results, compilations = [], []

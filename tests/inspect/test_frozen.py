@@ -1,4 +1,4 @@
-"""Frozen modules: whether they compute the same for the same sample in every step."""
+"""Frozen modules are found if they compute the same output for the same sample in every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.fits import loader, run_fit
 class Distilled(LightningModule):
     """A student that learns from a frozen teacher.
 
-    ``given`` makes the teacher's input of the batch's; ``after`` is called with the module after each batch.
+    ``given`` maps the batch's input to the teacher's; ``after`` is called with the module after each batch.
     """
 
     def __init__(self, given=None, after=None, teacher=None):
@@ -53,7 +53,7 @@ class Distilled(LightningModule):
 
 
 def frozen_in(folder, module, data=None):
-    """Path → (changes, has varying input), of a fit."""
+    """Path → (changes, has varying input), from a fit."""
     callback = run_fit(
         folder, module=module, data=data or loader(size=24), trainer={"max_epochs": 2}, flops=True
     )
@@ -73,7 +73,7 @@ def frozen_in(folder, module, data=None):
     ],
     ids=["the batch", "computed of it", "with constants", "beside random numbers", "nothing is dropped"],
 )
-def test_a_teacher_that_computes_the_same(given, tmp_path):
+def test_teacher_with_constant_outputs(given, tmp_path):
     assert frozen_in(tmp_path, Distilled(given)) == {"teacher": (False, False)}
 
 
@@ -106,12 +106,12 @@ def noise_in_a_part(_, inputs):
         "of what is trained",
     ],
 )
-def test_input_that_is_another_one_in_each_epoch(given, tmp_path):
+def test_input_that_varies_between_epochs(given, tmp_path):
     assert frozen_in(tmp_path, Distilled(given)) == {"teacher": (False, True)}
 
 
 @pytest.mark.slow
-def test_noise_that_a_hook_adds_to_the_batch(tmp_path):
+def test_noise_added_by_batch_hook_varies_input(tmp_path):
     class Noisy(Distilled):
         def on_after_batch_transfer(self, batch, dataloader_idx):
             return batch[0] + torch.randn_like(batch[0]), batch[1]
@@ -120,7 +120,7 @@ def test_noise_that_a_hook_adds_to_the_batch(tmp_path):
 
 
 @pytest.mark.slow
-def test_noise_that_collate_fn_adds(tmp_path):
+def test_noise_added_by_collate_fn_varies_input(tmp_path):
     def collate(samples):
         inputs = torch.stack([one for one, _ in samples])
         return inputs + torch.randn_like(inputs), inputs
@@ -130,19 +130,19 @@ def test_noise_that_collate_fn_adds(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_order_that_is_drawn_is_no_other_input(tmp_path):
+def test_shuffling_does_not_vary_input(tmp_path):
     assert frozen_in(tmp_path, Distilled(), loader(size=24, shuffle=True)) == {"teacher": (False, False)}
 
 
 @pytest.mark.slow
-def test_dropout_inside(tmp_path):
+def test_dropout_inside_varies_output(tmp_path):
     teacher = nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.5))
     assert frozen_in(tmp_path / "on", Distilled(teacher=teacher)) == {"teacher": (False, True)}
     assert frozen_in(tmp_path / "off", Distilled(teacher=teacher.eval())) == {"teacher": (False, False)}
 
 
 @pytest.mark.slow
-def test_batch_norm_inside(tmp_path):
+def test_batch_norm_inside_changes_module(tmp_path):
     teacher = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
     assert frozen_in(tmp_path / "on", Distilled(teacher=teacher)) == {"teacher": (True, False)}
     assert frozen_in(tmp_path / "off", Distilled(teacher=teacher.eval())) == {"teacher": (False, False)}
@@ -179,13 +179,13 @@ def seldom(module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("update", [lerp, by_data, by_other_data, replaced, unfrozen, seldom])
-def test_a_target_that_follows(update, tmp_path):
+def test_updated_target_network_changes(update, tmp_path):
     assert frozen_in(tmp_path, Distilled(after=torch.no_grad()(update))) == {"teacher": (True, False)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_before_zero_grad", "optimizer_step", "on_train_epoch_end"])
-def test_a_target_that_follows_in_other_hooks(hook, tmp_path):
+def test_target_network_updated_in_other_hooks_changes(hook, tmp_path):
     class Follows(Distilled):
         pass
 
@@ -200,7 +200,7 @@ def test_a_target_that_follows_in_other_hooks(hook, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_fit_stays_what_it_is(tmp_path):
+def test_watching_does_not_change_training(tmp_path):
     def weights(**given):
         torch.manual_seed(3)
         module = Distilled(lambda _, inputs: inputs + torch.randn_like(inputs))
@@ -210,7 +210,7 @@ def test_the_fit_stays_what_it_is(tmp_path):
     assert all(map(torch.equal, weights(flops=True), weights(flops=False)))
 
 
-# What is said
+# The finding
 
 
 def judged(*frozen, equal=20):
@@ -227,21 +227,21 @@ def judged(*frozen, equal=20):
     return only(judge(frozen_forward, given(cost=replace(cost, waste=waste))))
 
 
-def test_only_those_that_compute_the_same_are_named():
+def test_only_constant_modules_are_named():
     found = judged(("teacher", False, False), ("encoder", True, False))
     assert found.title == "Frozen teacher recomputes outputs every epoch"
     assert found.saving_ns_per_step == 5_000_000
     assert found.action == "Compute the outputs of teacher once, in the data set."
 
 
-def test_others_have_no_finding():
+def test_varying_modules_have_no_finding():
     assert judged(("teacher", False, True), ("encoder", True, True)).status is Status.CLEAN
 
 
-def test_a_run_that_does_not_say_has_no_finding():
+def test_run_without_frozen_modules_is_not_evaluated():
     assert judged().status is Status.NOT_EVALUATED
 
 
-def test_it_is_saved():
+def test_frozen_modules_are_saved():
     waste = StepWaste(frozen=(FrozenModule(path="a", changes=True, has_varying_input=False),))
     assert decode_record(encode_record(waste), StepWaste) == waste

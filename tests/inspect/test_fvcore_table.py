@@ -1,4 +1,4 @@
-"""What fvcore counts and what it says it can't, on a copy of which the model notices nothing."""
+"""fvcore's counts and its unsupported operators come from a copy that leaves the model unchanged."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Net(nn.Module):
 CONV, BLOCK, HEAD, OWN = 4 * 8 * 8 * 8 * 3 * 9, 4 * 8 * 8, 4 * 8 * 2, 4 * 2 * 5
 
 
-def test_all_that_ran_is_counted_by_module_and_operator():
+def test_counts_by_module_and_operator():
     table = table_of(Net(), {"x": torch.ones(4, 3, 8, 8), "names": ["a"] * 4})
     assert table.counts == (
         ForwardCount(module="", operator="matmul", macs=OWN),
@@ -75,7 +75,7 @@ def test_all_that_ran_is_counted_by_module_and_operator():
     assert not table.unsupported.keys() & {"aten::batch_norm", "aten::dropout", "aten::linear"}
 
 
-def test_compiled_parts_are_counted_as_they_were_before():
+def test_compiled_parts_are_counted_uncompiled():
     model = nn.Sequential(torch.compile(nn.Linear(8, 8), backend="eager"))
     assert table_of(model, torch.ones(2, 8)).counts == (
         ForwardCount(module="0", operator="linear", macs=128),
@@ -91,7 +91,7 @@ class Scored(nn.Module):
         self.metric(self.layer(x), y)
 
 
-def test_metrics_whose_hash_changes_are_no_hindrance():
+def test_model_with_changing_metric_hash_is_counted():
     model, batch = Scored(), (torch.ones(6, 8), torch.zeros(6, dtype=torch.long))
     model(*batch)
     assert table_of(model, *batch).counts == (ForwardCount(module="layer", operator="linear", macs=192),)
@@ -103,7 +103,7 @@ class Attending(nn.MultiheadAttention):
         return super().forward(x, x, x, need_weights=False)
 
 
-def test_a_class_that_notices_its_subclasses_gets_none():
+def test_no_subclass_is_created_of_user_class():
     known = []
 
     class Registered(torchmetrics.MeanMetric):
@@ -112,12 +112,12 @@ def test_a_class_that_notices_its_subclasses_gets_none():
 
     model = nn.Sequential(nn.Linear(2, 2))
     model.metric = Registered()
-    with pytest.raises(KeyError):  # fvcore loses sight of it
+    with pytest.raises(KeyError):  # fvcore loses track of it
         table_of(model, torch.ones(1, 2))
     assert known == []
 
 
-def test_what_fvcore_has_no_formula_for_is_listed_as_fvcore_lists_it():
+def test_unsupported_operators_are_listed_like_in_fvcore():
     table = table_of(Attending(8, 2), torch.ones(3, 2, 8))
     assert table.unsupported["aten::scaled_dot_product_attention"] == 1
     assert table.uncalled == ("out_proj",)  # its weights are used without calling it
@@ -127,7 +127,7 @@ def raises(_copied, _arguments):
     raise RuntimeError("this batch")
 
 
-def test_errors_come_as_they_are_and_copies_that_cannot_be_made_say_so():
+def test_errors_propagate_and_failed_copies_are_explained():
     with pytest.raises(RuntimeError, match=r"^this batch$"):
         forward_table(nn.Linear(2, 2), raises, ())
     assert torch._C._get_tracing_state() is None
@@ -136,7 +136,7 @@ def test_errors_come_as_they_are_and_copies_that_cannot_be_made_say_so():
 
 
 class Touchy(nn.Module):
-    """Changes all that a forward pass can change."""
+    """Changes everything that a forward pass can change."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +174,7 @@ def state_of(model, x):
     }
 
 
-def test_the_model_its_batch_and_random_numbers_are_as_before():
+def test_model_batch_and_random_states_are_unchanged():
     model, x = Touchy(), torch.rand(6, 4)
     before = state_of(model, x)
     table = table_of(model, x)
@@ -184,7 +184,7 @@ def test_the_model_its_batch_and_random_numbers_are_as_before():
         assert after[key] == value, key
 
 
-def test_importing_fvcore_is_late_and_all_is_quiet():
+def test_fvcore_is_imported_late_and_quietly():
     program = """
 import sys
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table

@@ -1,4 +1,4 @@
-"""The counted and the timed steps of real fits: right numbers, and nothing left behind on any other step."""
+"""Counted and timed steps of real fits give the right numbers and leave nothing behind on other steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 make_callback = partial(fits.make_callback, flops=True)
 run_fit = partial(fits.run_fit, flops=True)
 
-# Net on a batch of 2: 8 → 16 → 1, of the first layer no gradient of the data.
+# Net on a batch of 2: 8 → 16 → 1; the first layer computes no gradient of the data.
 FORWARD = 2 * (8 * 16 + 16 * 1)
 BACKWARD = 2 * FORWARD - 2 * 8 * 16
 PARAMETERS = 8 * 16 + 16 + 16 + 1
@@ -51,17 +51,17 @@ def table(callback, key):
 
 
 class Watch(Callback):
-    """What is installed on the model and in torch while each step runs."""
+    """Records what is installed on the model and in torch while each step runs."""
 
     def __init__(self):
         self.steps = []
 
-    def on_before_zero_grad(self, trainer, pl_module, optimizer):  # after forward and before backward or step
+    def on_before_zero_grad(self, trainer, pl_module, optimizer):  # after forward, before backward or step
         hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in pl_module.modules())
         self.steps.append((hooks > 0, _get_current_dispatch_mode() is not None))
 
 
-def test_the_count_is_the_derived_one(tmp_path):
+def test_count_matches_hand_derivation(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10)
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
     section = callback.report.summary.flops
@@ -71,18 +71,18 @@ def test_the_count_is_the_derived_one(tmp_path):
     assert section.flops_per_s == pytest.approx(2 * (FORWARD + BACKWARD) / step_s)
 
 
-def test_nothing_is_installed_on_other_steps(tmp_path):
+def test_other_steps_have_no_hooks_or_modes(tmp_path):
     watch = Watch()
     callback = run_fit(tmp_path, active=2, skip_first=10, others=[watch])
     assert [step for step, (hooks, _) in enumerate(watch.steps) if hooks] == [6, 7, 8, 9, 31]
     counted = [step for step, (_, mode) in enumerate(watch.steps) if mode]
     assert counted == [6, 31]
     tagged = steps_of(callback).step[(steps_of(callback).tags & int(StepTag.INSPECTED)) != 0].tolist()
-    assert tagged == [6, 7, 8, 9, 10, 31]  # in step 10 sizes were taken
+    assert tagged == [6, 7, 8, 9, 10, 31]  # sizes were taken in step 10
     assert _get_current_dispatch_mode() is None
 
 
-def test_switched_off(tmp_path):
+def test_flops_switched_off(tmp_path):
     watch = Watch()
     callback = run_fit(tmp_path, active=0, flops=False, others=[watch])
     assert cost_of(callback) is None
@@ -91,8 +91,8 @@ def test_switched_off(tmp_path):
     assert not {"flops", "model_size", "module_tree"} & {table.id for table in callback.report.tables}
 
 
-def test_sizes_after_a_step(tmp_path):
-    """Parameters, gradients and SGD's momentum: 161 floats each."""
+def test_sizes_after_step(tmp_path):
+    """Parameters, gradients and SGD's momentum have 161 floats each."""
     callback = run_fit(tmp_path, active=0, skip_first=10)
     sizes = {size.kind: (size.elements, size.num_bytes) for size in cost_of(callback).size.sizes}
     one = (PARAMETERS, 4 * PARAMETERS)
@@ -111,7 +111,7 @@ def test_modules_are_timed(tmp_path):
 
 
 class Sleepy(Net):
-    """Forward of the first layer takes 20 ms, backward of the last one 50 ms."""
+    """Forward of the first layer takes 20 ms, backward of the last layer 50 ms."""
 
     def __init__(self, clock):
         super().__init__()
@@ -133,7 +133,7 @@ class SleepFunction(torch.autograd.Function):
 
 
 class Sleep(nn.Module):
-    """Lets the time of a clock pass."""
+    """Advances a clock."""
 
     def __init__(self, clock, forward_ms=0, backward_ms=0):
         super().__init__()
@@ -144,7 +144,7 @@ class Sleep(nn.Module):
 
 
 def test_known_sleeps_are_attributed(tmp_path):
-    """By the clock of the callback, which passes only in these two layers."""
+    """The callback's clock advances only in these two layers."""
     callback = make_callback(tmp_path, active=0, skip_first=10)
     callback._clock = clock = FakeClock()
     fit_quietly(make_trainer(tmp_path, callback), Sleepy(clock), loader(24))
@@ -171,7 +171,7 @@ def callback_modules(callback):
     ],
     ids=["manual", "accumulating", "bf16-mixed", "bf16-true", "clipping"],
 )
-def test_every_way_of_training_is_counted(tmp_path, module, trainer):
+def test_every_training_mode_is_counted(tmp_path, module, trainer):
     callback = run_fit(tmp_path, module=module(), trainer=trainer, active=0, skip_first=10)
     assert flops_of(callback) == {"forward": FORWARD, "backward": BACKWARD}
     dtypes = {entry.dtype for entry in cost_of(callback).count.operators if entry.flops}
@@ -179,7 +179,7 @@ def test_every_way_of_training_is_counted(tmp_path, module, trainer):
 
 
 class Targets(Net):
-    """Its targets are a matrix product without gradients, in no module."""
+    """Computes its targets as a matrix product without gradients, outside any module."""
 
     def training_step(self, batch, batch_idx):
         with torch.no_grad():
@@ -188,7 +188,7 @@ class Targets(Net):
 
 
 def test_work_without_gradients_in_training_step_is_forward(tmp_path):
-    """Lightning runs training_step inside of the optimizer's step, which runs without gradients too."""
+    """Lightning runs training_step inside the optimizer's step, which runs without gradients too."""
     callback = run_fit(tmp_path, module=Targets(), active=0, skip_first=10)
     assert flops_of(callback) == {"forward": FORWARD + 2 * 8 * 3, "backward": BACKWARD}
     assert "optimizer" not in callback.report.summary.flops.phases
@@ -210,8 +210,8 @@ class Squares(Net):
         return Multiplying(self.parameters(), lr=0.01)
 
 
-def test_with_accumulation_the_mean_step_has_a_part_of_the_optimizers_flops(tmp_path):
-    """About a quarter of them: the steps in which it stepped are in the run's tags."""
+def test_accumulation_splits_optimizer_flops_over_steps(tmp_path):
+    """About a quarter of them: the run's tags tell in which steps the optimizer stepped."""
     callback = run_fit(
         tmp_path,
         module=Squares(),
@@ -233,7 +233,7 @@ def test_with_accumulation_the_mean_step_has_a_part_of_the_optimizers_flops(tmp_
 
 
 class Layers(nn.Sequential):
-    """torch.compile leaves the forward of torch's own containers alone."""
+    """torch.compile skips the forward of torch's own containers."""
 
     def forward(self, x):
         for layer in self:
@@ -242,7 +242,7 @@ class Layers(nn.Sequential):
 
 
 class Compiled(Net):
-    """A part of the model is compiled; ``graphs`` counts compilations, ``runs`` runs of compiled graphs."""
+    """Compiles part of the model; ``graphs`` counts compilations, ``runs`` counts runs of compiled graphs."""
 
     graphs = 0
     runs = 0
@@ -256,7 +256,7 @@ class Compiled(Net):
             self.layers.compile(backend=self.backend)
 
     def training_step(self, batch, batch_idx):
-        return self.loss(batch)  # Dynamo cannot follow Lightning's log
+        return self.loss(batch)  # Dynamo can't follow Lightning's log
 
     def backend(self, graph, inputs):
         type(self).graphs += 1
@@ -269,7 +269,7 @@ class Compiled(Net):
 
 
 @pytest.mark.parametrize("how", ["part", "in place", "whole"])
-def test_a_compiled_model_stays_compiled(tmp_path, how):
+def test_compiled_model_stays_compiled(tmp_path, how):
     seen = {}
     for flops in (False, True):
         torch._dynamo.reset()
@@ -311,7 +311,7 @@ class CompiledManual(Manual):
         self.layers.compile(backend="eager")
 
 
-def test_a_compiled_model_with_manual_optimization_says_so(tmp_path):
+def test_note_on_compiled_model_with_manual_optimization(tmp_path):
     callback = run_fit(tmp_path, module=CompiledManual(), active=0, skip_first=10)
     reason = table(callback, "flops").absent_reason
     assert "torch.compile wraps layers, and a copy" in reason
@@ -319,13 +319,13 @@ def test_a_compiled_model_with_manual_optimization_says_so(tmp_path):
     assert "profile a short run without torch.compile" in reason
 
 
-def test_a_compiled_model_that_needs_values_says_so(tmp_path):
+def test_note_on_compiled_model_that_needs_values(tmp_path):
     module = DataDependent()
     module.layers.compile(backend="eager")
     callback = run_fit(tmp_path, module=module, active=0, skip_first=10)
     assert callback.report.summary.flops is None
     assert "needs their values" in table(callback, "flops").absent_reason
-    assert table(callback, "model_size").rows  # the rest is there
+    assert table(callback, "model_size").rows  # other tables are there
 
 
 @library.custom_op("modelprof_inspection::product", mutates_args=(), schema="(Tensor a, Tensor b) -> Tensor")
@@ -351,7 +351,7 @@ def test_unknown_operators_are_listed_and_formulas_count_them(tmp_path):
     assert flops_of(callback)["forward"] == FORWARD + 2 * 8 * 2
 
 
-def test_a_formula_that_raises_is_a_note(tmp_path):
+def test_formula_that_raises_is_noted(tmp_path):
     formulas = {"aten::addmm": lambda *args, **kwargs: 1 / 0}
     callback = run_fit(tmp_path, active=0, flop_formulas=formulas)
     text = " ".join(table(callback, "flops").notes)
@@ -359,19 +359,19 @@ def test_a_formula_that_raises_is_a_note(tmp_path):
     assert flops_of(callback)["backward"] == BACKWARD
 
 
-def test_a_formula_for_no_operator_is_refused_before_training(tmp_path):
+def test_formula_for_unknown_operator_is_rejected_early(tmp_path):
     with pytest.raises(ConfigError, match=r"flop_formulas: expected an operator.*aten::addmn"):
         run_fit(tmp_path, flop_formulas={"aten::addmn": lambda *args, **kwargs: 1})
 
 
-def test_peaks_of_the_user_make_it_mfu(tmp_path):
+def test_user_peaks_yield_mfu(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10, peak_flops_per_s={"float32": 1e9})
     section = callback.report.summary.flops
     assert section.mfu == pytest.approx(section.flops_per_s / 1e9)
     assert section.peaks[0].flops_per_s == 1e9
 
 
-def test_scalars(tmp_path):
+def test_flops_are_logged(tmp_path):
     logger = CSVLogger(tmp_path)
     run_fit(tmp_path, active=0, skip_first=10, peak_flops_per_s=1e9, trainer={"logger": logger})
     with (Path(logger.log_dir) / "metrics.csv").open() as file:
@@ -383,7 +383,7 @@ def test_scalars(tmp_path):
         assert float(row["modelprof/mfu"]) == pytest.approx(rate / 1e9)
 
 
-def test_fvcore_agrees(tmp_path):
+def test_fvcore_table_agrees_with_count(tmp_path):
     module = Net()
     callback = run_fit(tmp_path, module=module, active=0, skip_first=10, fvcore=True)
     facts = cost_of(callback).forward_table
@@ -392,7 +392,7 @@ def test_fvcore_agrees(tmp_path):
     pickle.dumps(copy.deepcopy(module))
 
 
-def test_saved_and_shown_again(tmp_path):
+def test_flops_survive_saving(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10, fvcore=True)
     assert load_run(tmp_path / "modelprof").ranks[0].model_cost == cost_of(callback)
     again = read_report(tmp_path / "modelprof")
@@ -400,7 +400,7 @@ def test_saved_and_shown_again(tmp_path):
     assert again.summary.flops == callback.report.summary.flops
 
 
-def test_ignored_modules_are_in_no_figure(tmp_path):
+def test_ignored_modules_count_in_no_figure(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10, ignore_modules=["layers.0"])
     rows = table(callback, "module_tree").rows
     assert rows[0][1] == 16 + 1
@@ -418,7 +418,7 @@ class Failing(Net):
 
 
 @pytest.mark.parametrize("at", [6, 7])
-def test_an_exception_in_an_inspected_step_leaves_nothing(tmp_path, at):
+def test_exception_in_inspected_step_leaves_nothing(tmp_path, at):
     module = Failing(at)
     callback = make_callback(tmp_path, active=0, skip_first=10)
     with pytest.raises(RuntimeError, match="the user's own"):
@@ -434,26 +434,26 @@ class Skipping(Net):
         return None if batch_idx == 6 else super().training_step(batch, batch_idx)
 
 
-def test_a_step_without_a_loss_is_counted_for_what_it_is(tmp_path):
+def test_step_without_loss_counts_no_flops(tmp_path):
     callback = run_fit(tmp_path, module=Skipping(), active=0, skip_first=10)
     assert flops_of(callback) == {}
     assert table(callback, "flops").absent_reason == "no operator with FLOPs ran in the counted step"
 
 
 @pytest.mark.parametrize("batches", [1, 3])
-def test_short_fits(tmp_path, batches):
+def test_short_fits_are_counted(tmp_path, batches):
     callback = run_fit(tmp_path, data=loader(2 * batches), active=0, skip_first=10)
     assert flops_of(callback)["forward"] == FORWARD
     assert callback.report.summary.flops.flops_per_s is None  # no clean step
 
 
-def test_no_free_step(tmp_path):
+def test_no_step_outside_windows(tmp_path):
     callback = run_fit(tmp_path, active=4, wait=0, warmup=0, repeat=0)
     assert table(callback, "flops").absent_reason.startswith("profiler windows cover every step")
 
 
 @pytest.mark.parametrize("loop", ["validate", "test", "predict"])
-def test_evaluation_loops_count_the_forward(tmp_path, loop):
+def test_evaluation_loops_count_forward(tmp_path, loop):
     class Evaluating(Net):
         def predict_step(self, batch, batch_idx):
             return self.layers(batch[0])
@@ -468,11 +468,11 @@ def test_evaluation_loops_count_the_forward(tmp_path, loop):
     assert flops_of(callback) == {"forward": FORWARD}
     rows = {row[0]: row for row in table(callback, "module_tree").rows}
     assert rows["layers (Sequential)"][3] == FORWARD
-    # A validation step returns nothing, and fvcore counts what it ran.
+    # A validation step returns nothing; fvcore counts what it ran.
     assert "agrees with the forward FLOPs" in " ".join(table(callback, "forward_modules").notes)
 
 
-def test_on_a_cpu_there_are_flops_per_second_and_no_share(tmp_path):
+def test_cpu_has_flops_rate_but_no_mfu(tmp_path):
     callback = run_fit(tmp_path, active=0, skip_first=10)
     section = callback.report.summary.flops
     assert math.isfinite(section.flops_per_s)

@@ -1,4 +1,4 @@
-"""What an inspected step must not do to training: models, tensors and moments that are not the usual ones."""
+"""Inspected steps do not disturb training, even with unusual models, tensors and moments."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ make_callback = partial(fits.make_callback, active=0, skip_first=10, flops=True)
 COUNTED = 6
 INSPECTED = (6, 7, 8, 9)
 
-# Net on a batch of 2: 8 → 16 → 1, of the first layer no gradient of the data.
+# Net on a batch of 2: 8 → 16 → 1; the first layer computes no gradient of the data.
 FORWARD = 2 * (8 * 16 + 16 * 1)
 BACKWARD = 2 * FORWARD - 2 * 8 * 16
 
 
 def train(folder, make_module, *, callback=None, data=None, others=(), **trainer):
-    """What a fit leaves behind: weights, random states, the trainer's metrics."""
+    """The results of a fit: weights, random states and what the module saw."""
     torch._dynamo.reset()
     seed_everything(3, verbose=False)
     module = make_module()
@@ -59,7 +59,7 @@ def train(folder, make_module, *, callback=None, data=None, others=(), **trainer
 
 
 def assert_unchanged(folder, make_module, make_data=lambda: None, **arguments):
-    """Trains without and with the callback, which is returned."""
+    """Train without and with the callback; return the callback."""
     options = arguments.pop("trainer", {})
     callback = make_callback(folder / "with", **arguments)
     without = train(folder, make_module, data=make_data(), **options)
@@ -85,7 +85,7 @@ def hooks_on(module):
 
 
 class SkippingTheEpoch(Net):
-    """``on_train_batch_start`` ends the first epoch at a batch; then ``seen`` is what is installed."""
+    """Ends the first epoch in ``on_train_batch_start``; ``seen`` lists what is installed after each epoch."""
 
     def __init__(self, at):
         super().__init__(dropout=0.5)
@@ -99,7 +99,7 @@ class SkippingTheEpoch(Net):
 
 
 @pytest.mark.parametrize("at", INSPECTED)
-def test_an_epoch_that_ends_at_the_start_of_an_inspected_batch(tmp_path, at):
+def test_epoch_that_ends_at_start_of_inspected_batch(tmp_path, at):
     options = {"max_epochs": 2}
     callback = assert_unchanged(tmp_path, lambda: SkippingTheEpoch(at), trainer=options)
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
@@ -119,7 +119,7 @@ class Calls(TorchDispatchMode):
 
 
 class WithMode(Callback):
-    """Has a mode on from the begin of one batch to the end of another; ``seen`` is what it saw by batch."""
+    """Turns a mode on from one batch's start to another's end; ``seen`` lists its calls by batch."""
 
     def __init__(self, begin, end):
         self.begin, self.end, self.mode, self.seen = begin, end, Calls(), []
@@ -136,7 +136,7 @@ class WithMode(Callback):
 
 @pytest.mark.parametrize(("begin", "end"), [(6, 6), (6, 8), (3, 6), (5, 12)])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_mode_of_the_users_sees_what_it_would_see(tmp_path, begin, end, is_first):
+def test_user_mode_sees_same_calls(tmp_path, begin, end, is_first):
     seen = []
     for callback in (None, make_callback(tmp_path)):
         watch = WithMode(begin, end)
@@ -150,7 +150,7 @@ def test_a_mode_of_the_users_sees_what_it_would_see(tmp_path, begin, end, is_fir
 
 
 class Saving(Net):
-    """Copies and pickles itself in the middle of every inspected step."""
+    """Copies and pickles itself in the middle of each inspected step."""
 
     def __init__(self):
         super().__init__()
@@ -169,7 +169,7 @@ class Saving(Net):
         return super().training_step(batch, batch_idx)
 
 
-def test_copies_that_are_made_in_an_inspected_step_work_alone(tmp_path):
+def test_copies_made_in_inspected_step_work_alone(tmp_path):
     module, callback = Saving(), make_callback(tmp_path)
     train(tmp_path, lambda: module, callback=callback)
     assert len(module.copies) == 3 * len(INSPECTED)
@@ -182,7 +182,7 @@ def test_copies_that_are_made_in_an_inspected_step_work_alone(tmp_path):
             hook for m in modules for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())
         ]
         assert hooks
-        assert all(len(pickle.dumps(hook)) < 200 for hook in hooks)  # of what measures nothing came along
+        assert all(len(pickle.dumps(hook)) < 200 for hook in hooks)  # no measuring object came along
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
     assert cost_of(callback) == before
 
@@ -191,7 +191,7 @@ def test_copies_that_are_made_in_an_inspected_step_work_alone(tmp_path):
 
 
 class CopiesTrainer(Callback):
-    """Copies all there is in the middle of an inspected step and of others."""
+    """Copies everything in the middle of an inspected step and of other steps."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         if batch_idx in (2, COUNTED, 7):
@@ -203,7 +203,7 @@ class CopiesTrainer(Callback):
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_the_trainer_can_be_copied_while_it_trains(tmp_path, is_first):
+def test_trainer_can_be_copied_while_training(tmp_path, is_first):
     callback, other = make_callback(tmp_path, sampling=True, profile_memory=True), CopiesTrainer()
     train(tmp_path, Net, others=[other, callback] if is_first else [callback, other])
     assert other.copied == 7
@@ -211,11 +211,11 @@ def test_the_trainer_can_be_copied_while_it_trains(tmp_path, is_first):
 
 
 class Plain(torch.Tensor):
-    """A class that has nothing of its own."""
+    """A tensor subclass without any code."""
 
 
 class Listening(torch.Tensor):
-    """A class whose functions are counted."""
+    """A tensor subclass that counts its functions."""
 
     calls = 0
 
@@ -226,9 +226,9 @@ class Listening(torch.Tensor):
 
 
 class OfClass(Net):
-    """Keeps the class through an activation in place, at which torch asks a mode about it.
+    """Keeps the tensor class through an in-place activation, where torch asks a mode about it.
 
-    The loss is plain, so that backward meets tensors of the class in operators that torch itself calls.
+    The loss is a plain tensor, so backward meets tensors of the class in operators that torch itself calls.
     """
 
     def __init__(self, kind):
@@ -241,19 +241,19 @@ class OfClass(Net):
 
 
 class WithListeningLoss(OfClass):
-    """The hooks of the timed steps begin at a loss of the class."""
+    """The loss is of the tensor class, and the hooks of timed steps start at it."""
 
     def loss(self, batch):
         return super().loss(batch).as_subclass(self.kind)
 
 
 @pytest.mark.parametrize("kind", [Plain, Listening])
-def test_tensors_of_a_class_without_own_dispatch(tmp_path, kind):
+def test_tensor_class_without_own_dispatch(tmp_path, kind):
     callback = assert_unchanged(tmp_path, lambda: OfClass(kind))
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
 
 
-def test_a_tensor_class_is_not_asked_more_often(tmp_path):
+def test_tensor_class_gets_no_extra_calls(tmp_path):
     calls = []
     for callback in (None, make_callback(tmp_path)):
         Listening.calls = 0
@@ -264,7 +264,7 @@ def test_a_tensor_class_is_not_asked_more_often(tmp_path):
 
 
 class Seeing:
-    """``seen`` are the gradients, whose last bits a small step would hide."""
+    """``seen`` lists the gradients, whose last bits a small step would hide."""
 
     def __init__(self):
         super().__init__()
@@ -280,7 +280,7 @@ class Products(Seeing):
 
 
 class Filled(Seeing):
-    """The value of the mask is learned, and one mask is written into a view."""
+    """The mask's value is learned, and one mask is written into a view."""
 
     def loss(self, batch):
         hidden = self.layers[0](batch[0])
@@ -306,12 +306,12 @@ class ManualMask(Filled, Manual):
     pass
 
 
-FIRST_LAYER = 2 * 8 * 16  # forward; backward needs as much, for the weights
+FIRST_LAYER = 2 * 8 * 16  # forward; backward needs as much for the weights
 
 
 @pytest.mark.parametrize("module", [Product, ManualProduct, Mask, ManualMask])
-def test_a_gradient_that_a_mode_would_change_stays_and_the_step_is_counted(tmp_path, module):
-    """torch computes it in another way under any dispatch mode, with other last bits."""
+def test_gradient_sensitive_to_modes_stays_and_is_counted(tmp_path, module):
+    """Under any dispatch mode torch computes it differently, with other last bits."""
     callback = assert_unchanged(tmp_path, module)
     cost = cost_of(callback)
     assert macs(callback) == {"forward": FIRST_LAYER, "backward": FIRST_LAYER}
@@ -320,7 +320,7 @@ def test_a_gradient_that_a_mode_would_change_stays_and_the_step_is_counted(tmp_p
 
 
 class CountsAndReads(Net):
-    """As a metric of a segmentation does: a product of a shape, without gradients, and values read."""
+    """Like a segmentation metric: takes a shape's product without gradients and reads values."""
 
     def loss(self, batch):
         predicted = self.layers(batch[0]).squeeze(-1)
@@ -330,7 +330,7 @@ class CountsAndReads(Net):
         return nn.functional.mse_loss(predicted, batch[1])
 
 
-def test_a_product_and_a_value_read_lose_neither_flops_nor_lines(tmp_path):
+def test_product_and_value_read_keep_flops_and_lines(tmp_path):
     callback = assert_unchanged(tmp_path, CountsAndReads)
     cost = cost_of(callback)
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
@@ -362,7 +362,7 @@ class Watching(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("function", [product, product_of_all, filled, filled_in_a_view])
-def test_a_counter_leaves_the_gradients_that_other_modes_change(function):
+def test_counter_keeps_gradients_other_modes_change(function):
     x = torch.rand(64, 160, generator=torch.Generator().manual_seed(1)) * 0.02 + 0.99
     counter = FlopCounter(nn.Identity())
     gradients = []
@@ -375,12 +375,12 @@ def test_a_counter_leaves_the_gradients_that_other_modes_change(function):
         gradients.append(leaf.grad)
     plain, counted, watched = gradients
     assert torch.equal(plain, counted)
-    assert not torch.equal(plain, watched)  # otherwise this test could not fail
+    assert not torch.equal(plain, watched)  # proves that this test can fail
 
 
 @pytest.mark.parametrize("function", [product, filled])
-def test_a_backward_of_the_users_under_the_counter_needs_no_call(function):
-    """The pass begins with an operator, and a node may run twice."""
+def test_user_backward_under_counter_needs_no_call(function):
+    """The pass starts with an operator, and a node may run twice."""
     x = torch.rand(64, 160, generator=torch.Generator().manual_seed(1)) * 0.02 + 0.99
     gradients = []
     for context in (torch.enable_grad(), FlopCounter(nn.Identity())):
@@ -392,7 +392,7 @@ def test_a_backward_of_the_users_under_the_counter_needs_no_call(function):
     assert all(map(torch.equal, *gradients))
 
 
-def test_what_follows_a_node_without_the_mode_is_counted():
+def test_operators_after_node_without_mode_are_counted():
     model = nn.Linear(16, 16, bias=False)
     x = torch.rand(4, 16, requires_grad=True)
     with FlopCounter(model) as counter:
@@ -404,7 +404,7 @@ def test_what_follows_a_node_without_the_mode_is_counted():
     assert not counter.errors
 
 
-def test_a_node_that_fails_without_the_mode_leaves_nothing_on():
+def test_failing_node_without_mode_leaves_no_mode():
     leaf = torch.rand(4, 4, requires_grad=True)
 
     def fail(_gradients):
@@ -412,14 +412,14 @@ def test_a_node_that_fails_without_the_mode_leaves_nothing_on():
 
     with FlopCounter(nn.Identity()):
         products = leaf.prod(1)
-        loss = products.sum()  # an operator: the node has its hooks
+        loss = products.sum()  # an operator, so the node has its hooks
         products.grad_fn.register_prehook(fail)
         with pytest.raises(ValueError, match="on purpose"):
             loss.backward()
     assert _get_current_dispatch_mode_stack() == []
 
 
-# ---- Copies that are counted
+# ---- Counted copies
 
 
 def compiled(module):
@@ -428,19 +428,19 @@ def compiled(module):
 
 
 class ChartSpec(Net):
-    """Draws from every random generator."""
+    """Draws from each random generator."""
 
     def loss(self, batch):
         return super().loss(batch) * (1 + random.random() + float(np.random.rand()) + torch.rand(()))
 
 
-def test_a_copy_draws_no_random_number(tmp_path):
+def test_copy_draws_no_random_number(tmp_path):
     callback = assert_unchanged(tmp_path, lambda: compiled(ChartSpec(dropout=0.5)), fvcore=True)
     assert cost_of(callback).count.on_fake_tensors
 
 
 class Kept(Dataset):
-    """Gives the same tensors again in the next epoch."""
+    """Returns the same tensors again in the next epoch."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(1)
@@ -461,7 +461,7 @@ class Normalizing(Net):
         return super().loss(batch)
 
 
-def test_a_copy_has_a_batch_of_its_own(tmp_path):
+def test_copy_has_its_own_batch(tmp_path):
     callback = assert_unchanged(
         tmp_path,
         Normalizing,
@@ -473,7 +473,7 @@ def test_a_copy_has_a_batch_of_its_own(tmp_path):
 
 
 class Hooked(Net):
-    """Collects features by a hook that closes over a list."""
+    """Collects features with a hook that closes over a list."""
 
     def __init__(self):
         super().__init__()
@@ -481,7 +481,7 @@ class Hooked(Net):
         self.layers[0].register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
 
 
-def test_hooks_that_are_not_copied_are_not_called_by_a_copy(tmp_path):
+def test_copy_does_not_call_hooks_that_cannot_be_copied(tmp_path):
     callback = assert_unchanged(tmp_path, lambda: compiled(Hooked()), fvcore=True)
     cost = cost_of(callback)
     assert "layers.0: expected hooks that can be copied, got Hooked.__init__" in cost.count_note
@@ -495,7 +495,7 @@ OUTSIDE = nn.Parameter(torch.ones(()))
 
 
 class Reaching(Net):
-    """Trains a parameter that is not the module's; ``seen`` are the classes of its gradient."""
+    """Trains a parameter outside the module; ``seen`` lists the classes of its gradient."""
 
     def __init__(self):
         super().__init__()
@@ -512,7 +512,7 @@ class Reaching(Net):
         self.seen.append(type(OUTSIDE.grad).__name__)
 
 
-def test_parameters_outside_of_the_module_get_no_gradient_of_a_copy(tmp_path):
+def test_copy_gives_no_gradient_to_outside_parameters(tmp_path):
     callback = assert_unchanged(tmp_path, lambda: compiled(Reaching()))
     assert "the loss depends on parameters outside the module" in cost_of(callback).count_note
 
@@ -521,7 +521,7 @@ ELSEWHERE = SimpleNamespace(loss=None)
 
 
 class CallsCompiled(Net):
-    """The compiled function is in no place where it would be looked for."""
+    """Keeps the compiled functions where they can't be found."""
 
     def __init__(self):
         super().__init__(dropout=0.5)
@@ -543,7 +543,7 @@ class CallsCompiled(Net):
         return ELSEWHERE.loss(ELSEWHERE.call(self.layers, batch[0]).squeeze(-1), batch[1])
 
 
-def test_compiled_functions_that_cannot_be_found_are_noticed(tmp_path):
+def test_hidden_compiled_functions_are_noticed(tmp_path):
     callback = assert_unchanged(tmp_path, CallsCompiled)
     assert cost_of(callback).count.on_fake_tensors
     assert macs(callback) == {"forward": FORWARD, "backward": BACKWARD}
@@ -554,7 +554,7 @@ class KeywordStep(Net):
         return self.loss(batch)
 
 
-def test_only_positional_arguments_are_given_to_a_copy(tmp_path):
+def test_copy_gets_only_positional_arguments(tmp_path):
     assert macs(assert_unchanged(tmp_path, lambda: compiled(KeywordStep()))) == {
         "forward": FORWARD,
         "backward": BACKWARD,
@@ -591,7 +591,7 @@ TWO_RANKS = """
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="forks")
-def test_two_ranks(tmp_path):
+def test_counting_on_two_ranks(tmp_path):
     done = run_script(TWO_RANKS, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     without, counted = (
@@ -608,7 +608,7 @@ def test_two_ranks(tmp_path):
 
 
 class Leaving(Net):
-    """Ends the program when it is copied."""
+    """Raises an error when it is copied."""
 
     def __init__(self, error):
         super().__init__()
@@ -619,13 +619,13 @@ class Leaving(Net):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), SystemExit("no copies"), RuntimeError("no copies")])
-def test_a_copy_that_ends_the_program_ends_no_training(tmp_path, error):
+def test_copy_that_exits_does_not_end_training(tmp_path, error):
     callback = assert_unchanged(tmp_path, lambda: Leaving(error), fvcore=True)
     assert type(error).__name__ in callback.run.ranks[0].model_cost.forward_table_note
 
 
 class Penalized(Net):
-    """Needs gradients within its step."""
+    """Needs gradients inside its step."""
 
     def loss(self, batch):
         inputs = batch[0].clone().requires_grad_()
@@ -637,7 +637,7 @@ def first_screen(callback):
     return " ".join(" ".join(short_lines(callback.report, None, "utf-8")).split())
 
 
-def test_an_error_of_fvcore_is_a_reason_in_its_own_words(tmp_path):
+def test_fvcore_error_is_quoted_as_reason(tmp_path):
     callback = assert_unchanged(tmp_path, Penalized, fvcore=True)
     said = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn"
     assert cost_of(callback).forward_table_note == said
@@ -645,14 +645,14 @@ def test_an_error_of_fvcore_is_a_reason_in_its_own_words(tmp_path):
     assert macs(callback)["forward"] > 0
 
 
-def test_fvcore_that_is_not_installed_is_one_line(tmp_path, monkeypatch):
+def test_missing_fvcore_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "fvcore.nn", None)
     callback = assert_unchanged(tmp_path, Net, fvcore=True)
     assert "Not done: fvcore: fvcore's table needs fvcore, which can't be imported" in first_screen(callback)
 
 
-def test_a_model_saved_in_an_inspected_step_loads_without_this_package(tmp_path):
-    """A callback before ours saves the whole module, as some people do, while it has our hooks."""
+def test_model_saved_in_inspected_step_loads_elsewhere(tmp_path):
+    """A callback before ours saves the whole module, as some users do, while it has our hooks."""
     saved = tmp_path / "model.pt"
 
     class Saves(Callback):

@@ -1,4 +1,4 @@
-"""Hooks on layers: found where torch calls them, and by what they take."""
+"""Hooks on layers are found by how torch calls them, with the time they take."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FRAMES = (HOOK, CALL, FORWARD_CALL, FORWARD, OF_LIGHTNING)
 
 
 def samples_of(*stacks, calls=(1,)):
-    """(phase, frames outermost first, samples)."""
+    """Samples from (phase, frames from the outermost, number of samples)."""
     return StackSamples(
         frames=FRAMES,
         stacks=tuple(
@@ -60,7 +60,7 @@ def found(samples):
     return only(judge(slow_layer_hooks, analysis_of(steps_of(forward=17, backward=3), stacks=samples)))
 
 
-def test_the_time_in_hooks():
+def test_time_in_hooks():
     """15 of 100 samples, in steps of 20 ms: 3 ms, at line 7."""
     finding = found(
         samples_of(
@@ -83,7 +83,7 @@ def test_the_time_in_hooks():
         ("a function of the user's is called like a hook, elsewhere", (FORWARD, HOOK)),
     ],
 )
-def test_what_is_no_hook(what, path):
+def test_other_calls_are_not_hooks(what, path):
     assert layer_hooks_share(path) == 0.0, what
     assert found(samples_of(("forward", path, 100))).status is Status.CLEAN
 
@@ -93,18 +93,18 @@ def layer_hooks_share(path):
     return layer_hooks(analysis.hot_lines).share
 
 
-def test_few_samples_are_no_finding():
-    """9 of 30: three standard errors above nothing, and yet fewer than 10, so nobody can tell."""
+def test_few_samples_are_not_evaluated():
+    """9 of 30 are three standard errors above zero, yet fewer than 10, which is too few to tell."""
     stacks = [("forward", (CALL, HOOK), 9), ("forward", (FORWARD_CALL, FORWARD), 21)]
     assert found(samples_of(*stacks)).status is Status.NOT_EVALUATED
     assert found(samples_of(("backward", (CALL, HOOK), 10), *stacks[1:])).status is Status.FOUND
 
 
-def test_without_samples_it_is_not_evaluated():
+def test_no_samples_are_not_evaluated():
     assert found(None).status is Status.NOT_EVALUATED
 
 
-# By torch's own calls: whatever version of torch is here
+# torch's own calls, in any torch version
 
 
 class Net(nn.Module):
@@ -117,7 +117,7 @@ class Net(nn.Module):
 
 
 def seen_in(register):
-    """What is found of a look from inside a hook: the functions that count as hooks."""
+    """Sample from inside a hook; return the functions that count as hooks."""
     net, seen = Net(), []
     ledger = SimpleNamespace(
         current=PHASE_INDEX["forward"], inspection=None, ranges=None, in_validation=False, validation=None
@@ -159,11 +159,11 @@ def look_from_another_thread(look):
         lambda net, hook: net.layer.weight.register_post_accumulate_grad_hook(hook),
     ],
 )
-def test_hooks_of_torch_are_known(register):
+def test_torch_hooks_are_recognized(register):
     assert any(name.endswith("hook") for name in seen_in(register))
 
 
-def test_a_forward_is_no_hook():
+def test_forward_is_not_hook():
     def register(net, hook):
         net.layer.forward = lambda x: hook() or x
 

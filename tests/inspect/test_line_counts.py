@@ -1,4 +1,4 @@
-"""What is counted of a line besides operators: gradients it has computed, parameters it reduces, float64."""
+"""Per-line counts besides operators: computed gradients, reduced parameters and float64 operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEIGHTS = list(NET.parameters())
 
 
 def counted(name, run):
-    """That count of all lines in forward."""
+    """The named count, summed over all lines in forward."""
     watch = SiteWatch(root=NET)
     with FlopCounter(NET, force_eager=False, watches=(watch,)):
         run()
@@ -67,7 +67,7 @@ def test_calls_of_autograd_grad(run, calls):
     ],
     ids=["squares", "norms", "views", "products", "foreach", "of outputs", "with other numbers", "rows"],
 )
-def test_numbers_of_one_parameter(run, reductions):
+def test_reductions_of_parameters(run, reductions):
     assert counted("reductions", run) == reductions
 
 
@@ -87,7 +87,7 @@ def in_double():
 @pytest.mark.parametrize(
     ("run", "double", "to_double"),
     [
-        (in_double, 4, 1),  # to float64, a softmax, a product, and back
+        (in_double, 4, 1),  # to float64, softmax, product, and back
         (lambda: torch.ones(3, dtype=torch.float64) + 1, 2, 1),
         (lambda: NET(torch.ones(2, 4)).log_softmax(1) * 2, 0, 0),
     ],

@@ -1,7 +1,7 @@
-"""What is alive in a step, against bytes that were derived by hand, and against torch's own tracker.
+"""Live bytes in a step match bytes worked out by hand, and torch's own tracker.
 
-Hand-derived truths are for a stack of L linear layers with ReLU, all of width W, on a batch of B rows in
-float32. One activation has a = 4 B W bytes, the parameters of a layer p = w + b with w = 4 W W, b = 4 W.
+The hand-derived values are for a stack of L linear layers with ReLU, all of width W, on a batch of B rows
+in float32. One activation has a = 4 B W bytes, a layer's parameters p = w + b with w = 4 W W, b = 4 W.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def follow(model, batch, optimizer=None, *, loss=None, zero=True, device=CPU, co
 
 
 def at(result, phase):
-    """What is not 0 at the peak of a phase."""
+    """The nonzero categories at a phase's peak."""
     [peak] = [one for one in result.peaks if one.phase == phase]
     return {category: size for category, size in peak.by_category.items() if size}
 
@@ -60,26 +60,26 @@ def place(result, phase):
 
 
 def trained(model, batch, optimizer):
-    """The model after one step: gradients and the optimizer's state are there."""
+    """The model after one step, when gradients and optimizer state exist."""
     model(batch).sum().backward()
     optimizer.step()
     return model
 
 
 SCALAR = 4
-"""The loss; while backward runs also the 1 that it begins with, which torch makes before: it is forward's."""
+"""Bytes of the loss; in backward also of the initial 1, which torch creates earlier, so it's forward's."""
 
 
 @pytest.mark.parametrize(("rows", "width", "layers"), [(64, 16, 4), (8, 64, 3)])
 def test_stack_with_sgd(rows, width, layers):
-    """Rows and width such that activations, and then parameters, are the larger.
+    """Rows and width make either activations or parameters larger.
 
-    Forward: at the last ReLU all outputs of ReLUs are saved, and its own input is still there: (L + 1) a.
-    The gradients of the step before are there until zero_grad.
-    Backward, at the sum that gives the bias's gradient of layer i: outputs of ReLUs 1 to i - 1, the gradients
-    of the layer's output and (but for layer 1) input, and of the parameters of layers i to L:
-    (i + 1) a + (L - i + 1) p. With a > p the most is at i = L. With p > 2 a it is at i = 1, where the
-    gradient of the input is not computed: a + L p.
+    Forward: at the last ReLU all ReLU outputs are saved, and its own input is still there: (L + 1) a.
+    The previous step's gradients exist until zero_grad.
+    Backward, at the sum for the bias gradient of layer i: the outputs of ReLUs 1 to i - 1, the gradients
+    of the layer's output and (except for layer 1) input, and of the parameters of layers i to L:
+    (i + 1) a + (L - i + 1) p. With a > p the peak is at i = L. With p > 2 a it is at i = 1, where the
+    gradient of the input isn't computed: a + L p.
     """
     a, w, b = 4 * rows * width, 4 * width * width, 4 * width
     p = w + b
@@ -113,10 +113,11 @@ def test_stack_with_sgd(rows, width, layers):
 
 
 def test_stack_with_adam():
-    """Adam holds two averages and one step count of 4 bytes for each of 2 L parameters.
+    """Adam holds two averages and one 4-byte step count for each of 2 L parameters.
 
-    One parameter after the other on the CPU, it makes the root of the second average and then its quotient,
-    2 w, while the quotient of the parameter before, a bias, is still there: 2 w + b from the second layer on.
+    On the CPU it handles one parameter after the other: it computes the root of the second average and then
+    its quotient, 2 w, while the previous parameter's quotient, a bias, is still there: 2 w + b from the
+    second layer on.
     """
     rows, width, layers = 8, 32, 3
     a, w, b = 4 * rows * width, 4 * width * width, 4 * width
@@ -131,8 +132,8 @@ def test_stack_with_adam():
     assert place(result, "optimizer")[1] == ""
 
 
-def test_the_first_step_makes_gradients_and_state():
-    """Nothing of both is there when it begins; both have their names at the peak of the optimizer."""
+def test_first_step_creates_gradients_and_state():
+    """Neither exists at the start; both are categorized at the optimizer's peak."""
     rows, width, layers = 8, 32, 2
     a, p = 4 * rows * width, 4 * width * (width + 1)
     model, batch = stack(layers, width), torch.randn(rows, width)
@@ -148,8 +149,8 @@ def test_the_first_step_makes_gradients_and_state():
     }
 
 
-def test_accumulation_keeps_the_gradients():
-    """Without zero_grad they are there all the time; those of a layer are made anew and added: p more."""
+def test_accumulation_keeps_gradients():
+    """Without zero_grad they exist throughout; a layer's gradients are computed again and added: p more."""
     rows, width, layers = 8, 64, 3
     a, w, b = 4 * rows * width, 4 * width * width, 4 * width
     p = w + b
@@ -158,16 +159,16 @@ def test_accumulation_keeps_the_gradients():
     result = follow(trained(model, batch, optimizer), batch, optimizer, zero=False)
     backward = at(result, "backward")
     assert backward["gradients"] == layers * p
-    # The first layer to come back: the gradients of its output and input, of its weight and its bias.
+    # The first layer in backward: the gradients of its output and input, its weight and its bias.
     assert backward["other"] == 2 * a + p
     assert backward["activations"] == (layers - 1) * a + 2 * SCALAR
 
 
-def test_checkpointing():
-    """Blocks of 3 layers that run again: only their outputs stay, and within one an input and its output.
+def test_checkpointed_blocks():
+    """Blocks of 3 layers run again: only their outputs stay, and within a block one input and its output.
 
-    When a block runs again, its own output is not needed any more but the saved ones are there:
-    n - 1 outputs before it, and at its last ReLU 2 outputs of ReLUs, the input and the output of that one.
+    When a block runs again, its own output isn't needed any more but the saved ones exist:
+    n - 1 outputs before it, and at its last ReLU 2 ReLU outputs and that ReLU's input and output.
     """
     rows, width, blocks, layers = 64, 16, 3, 3
     a = 4 * rows * width
@@ -193,14 +194,14 @@ def test_checkpointing():
     )
 
 
-def test_in_place_operators_make_nothing():
-    """One output for each layer, and in the end the loss and the 1 that backward begins with."""
+def test_in_place_operators_allocate_nothing():
+    """One output per layer, and finally the loss and the initial 1 of backward."""
     rows, width, layers = 8, 32, 3
     result = follow(stack(layers, width, inplace=True), torch.randn(rows, width))
     assert at(result, "forward")["activations"] == layers * 4 * rows * width + 2 * SCALAR
 
 
-def test_views_have_the_storage_of_another():
+def test_views_share_storage():
     batch = torch.randn(6, 4)
     scale = nn.Linear(4, 1, bias=False)
 
@@ -222,8 +223,8 @@ def test_views_have_the_storage_of_another():
     }
 
 
-def test_autocast():
-    """Copies of all parameters, which autocast keeps, and of the batch, half as large; outputs too."""
+def test_autocast_copies_count():
+    """Autocast keeps half-size copies of all parameters and of the batch; outputs are half-size too."""
     rows, width, layers = 16, 32, 3
     a, p = 4 * rows * width, 4 * width * (width + 1)
     model = stack(layers, width)
@@ -242,7 +243,7 @@ def test_autocast():
 
 
 def test_frozen_layers_save_nothing():
-    """Of all layers but the last only the output that the last one needs; no gradients either."""
+    """All layers but the last save only the output that the last one needs, and have no gradients."""
     rows, width, layers = 64, 16, 4
     a, p = 4 * rows * width, 4 * width * (width + 1)
     model = stack(layers, width)
@@ -255,7 +256,7 @@ def test_frozen_layers_save_nothing():
 
 
 def test_tied_weights_and_shared_storages_count_once():
-    """Two layers with one weight, and a flat buffer that a second one is a part of."""
+    """Two layers share one weight, and one buffer is part of another."""
     model = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
     model[1].weight = model[0].weight
     flat = torch.zeros(100)
@@ -273,23 +274,23 @@ class Sample:
     name: str = "x"
 
 
-def test_batches_of_every_shape():
-    """In a dict, a dataclass, not contiguous: the whole storage counts, once."""
+def test_nested_batch_counts_whole_storage_once():
+    """The batch has a dict, a dataclass and a non-contiguous tensor."""
     inputs = torch.randn(8, 20)[:, ::2]
     batch = {"a": Sample(inputs, [torch.zeros(5), inputs]), "text": "words", "n": 3}
     result = follow(nn.Linear(10, 1), batch, loss=lambda model, data: model(data["a"].inputs).sum())
     assert result.begin_by_category["batch"] == 4 * 8 * 20 + 4 * 5
 
 
-def test_tensors_of_nobody_known_count_from_their_first_use():
-    """A constant that is no buffer, or came from NumPy, is other."""
+def test_unknown_tensors_count_from_first_use():
+    """A constant that isn't a buffer, or that comes from NumPy, is in category other."""
     constant = torch.ones(100)
     result = follow(nn.Linear(4, 1), torch.ones(4), loss=lambda model, data: (model(data) * constant).sum())
     assert at(result, "forward")["other"] == 400
 
 
-def test_only_the_models_device_counts():
-    """The model is on the meta device; what is on the CPU beside it is not its memory."""
+def test_only_model_device_counts():
+    """The model is on the meta device; tensors on the CPU aren't in its memory."""
     meta = torch.device("meta")
     model = nn.Linear(8, 8, device=meta)
     batch = torch.ones(8)  # on the CPU
@@ -305,7 +306,7 @@ def test_only_the_models_device_counts():
 
 
 def test_clipping_is_not_forward():
-    """After backward the norms of gradients are the optimizer's, and the forward keeps its own peak."""
+    """Gradient norms after backward belong to the optimizer, and forward keeps its own peak."""
     model, batch = stack(2, 8), torch.randn(4, 8)
     live = LiveTensors(CPU)
     with FlopCounter(model, force_eager=False, watches=(live,)):
@@ -318,8 +319,8 @@ def test_clipping_is_not_forward():
     assert "gradients" not in at(result, "forward")
 
 
-def test_gradients_that_are_gone_before_the_end_have_their_name():
-    """zero_grad after the optimizer's step: they were named when backward was over."""
+def test_gradients_freed_before_end_are_categorized():
+    """zero_grad runs after the optimizer's step: gradients were categorized at the end of backward."""
     model, batch = stack(2, 64), torch.randn(4, 64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     live = LiveTensors(CPU)
@@ -332,7 +333,7 @@ def test_gradients_that_are_gone_before_the_end_have_their_name():
     assert at(live.result(0), "optimizer")["gradients"] == 2 * 4 * 64 * 65
 
 
-def test_tensors_without_storage_are_skipped_with_a_note():
+def test_tensors_without_storage_are_skipped_and_noted():
     embedding = nn.Embedding(10, 4, sparse=True)
     result = follow(embedding, torch.tensor([1, 2]))
     assert result.dropped
@@ -344,7 +345,7 @@ def test_tensors_without_storage_are_skipped_with_a_note():
     assert at(nested, "forward")["activations"] >= 5 * 4 * 4
 
 
-def test_resized_storages_have_their_new_size():
+def test_resized_storage_has_new_size():
     live, tensor = LiveTensors(CPU), torch.zeros(10)
     live.begin(nn.Identity(), [], tensor)
 
@@ -362,8 +363,8 @@ def test_resized_storages_have_their_new_size():
     assert (peak.num_bytes, peak.by_category["batch"]) == (400, 400)
 
 
-def test_what_died_just_before_the_peak_is_not_in_it():
-    """A tensor of 100 numbers dies, and the next operator makes one of 200."""
+def test_tensor_freed_before_peak_is_not_in_it():
+    """A tensor of 100 numbers dies, and the next operator creates one of 200."""
     live = LiveTensors(CPU)
     with FlopCounter(nn.Identity(), force_eager=False, watches=(live,)):
         live.begin(nn.Identity(), [], None)
@@ -375,8 +376,8 @@ def test_what_died_just_before_the_peak_is_not_in_it():
     assert len(large) == 200
 
 
-def test_nothing_is_kept_alive():
-    """Whatever dies without it dies with it, at once and without the garbage collector."""
+def test_no_tensor_is_kept_alive():
+    """Tensors die as early as without it, and without the garbage collector."""
     gc.disable()
     try:
         model, batch = stack(2, 8), torch.randn(4, 8)
@@ -400,7 +401,7 @@ def test_nothing_is_kept_alive():
         gc.enable()
 
 
-def test_the_same_bits():
+def test_training_is_bit_identical():
     def train(watched):
         torch.manual_seed(0)
         model = nn.Sequential(
@@ -424,7 +425,7 @@ def test_the_same_bits():
         assert torch.equal(one, other)
 
 
-def test_an_error_of_ours_does_not_reach_the_step(monkeypatch):
+def test_internal_error_does_not_reach_step(monkeypatch):
     def fail(self):
         raise ZeroDivisionError("ours")
 
@@ -440,8 +441,8 @@ def test_an_error_of_ours_does_not_reach_the_step(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["stack", "convolution", "transformer"])
-def test_torchs_own_tracker_agrees(kind):
-    """The most in the whole step; torch's tracker is another dispatch mode with weak references."""
+def test_peak_agrees_with_torch_tracker(kind):
+    """Compares the step's peak; torch's tracker is another dispatch mode with weak references."""
     tracker = pytest.importorskip("torch.distributed._tools.mem_tracker")
     torch.manual_seed(0)
     models = {

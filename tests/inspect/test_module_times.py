@@ -1,4 +1,4 @@
-"""Times of modules against known costs: exact on a clock that passes when told to, close on a real one."""
+"""Module times match known costs, exactly on a fake clock and closely on a real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.bench import FakeClock
 
 
 class Spend(torch.autograd.Function):
-    """The identity, at a known cost in forward and in backward."""
+    """The identity, with known cost in forward and backward."""
 
     @staticmethod
     def forward(ctx, x, spend, forward_cost, backward_cost):
@@ -37,7 +37,7 @@ class Spend(torch.autograd.Function):
 
 
 class Costly(nn.Module):
-    """Spends before and after its children, each of which is called in turn."""
+    """Spends time, then calls each of its children in turn."""
 
     def __init__(self, spend, forward_cost, backward_cost=0, *children, times=1, inplace=False):
         super().__init__()
@@ -75,7 +75,7 @@ def by_path(times):
 X = torch.rand(3)
 
 
-# ---- Exact, on a clock that only passes when told to
+# ---- Exact, on a fake clock
 
 
 def test_self_times_of_nested_modules(clock):
@@ -86,8 +86,8 @@ def test_self_times_of_nested_modules(clock):
     assert by_path(times) == {"": (3, 100, 1_000), "parts.0": (3, 7, 70), "parts.1": (3, 5, 50)}
 
 
-def test_one_step_that_was_held_up_changes_nothing(clock):
-    """Steps of 7, 700 and 9 ns: the median."""
+def test_delayed_step_changes_nothing(clock):
+    """The median of steps of 7, 700 and 9 ns counts."""
     delays = iter((7, 700, 9))
     model = nn.Sequential(Costly(lambda ns: clock.advance(next(delays) if ns == 1 else ns), 1, 0))
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_one_step_that_was_held_up_changes_nothing(clock):
     assert by_path(timer.times()) == {"": (3, 0, None), "0": (3, 9, None)}
 
 
-def test_module_called_several_times_and_under_two_names(clock):
+def test_module_called_repeatedly_under_two_names(clock):
     shared = Costly(clock.advance, 7, 70)
     model = Costly(clock.advance, 100, 1_000, shared, shared, times=2)
     assert by_path(run(ModuleTimer(model, clock), model, X)) == {
@@ -107,7 +107,7 @@ def test_module_called_several_times_and_under_two_names(clock):
     }
 
 
-def test_modules_called_without_the_root_and_code_outside_of_modules(clock):
+def test_modules_called_without_root_and_code_outside_modules(clock):
     model = nn.ModuleDict({"a": Costly(clock.advance, 7, 70), "b": Costly(clock.advance, 5, 50)})
 
     def training_step(x):
@@ -125,7 +125,7 @@ def test_modules_called_without_the_root_and_code_outside_of_modules(clock):
 
 @pytest.mark.parametrize("inplace", [False, True], ids=["plain", "in-place"])
 def test_input_without_gradient_and_in_place_activation(clock, inplace):
-    """The two where hooks for whole modules fail."""
+    """In these two cases hooks for whole modules fail."""
     model = Costly(clock.advance, 0, 0, *(Costly(clock.advance, n, 10 * n, inplace=inplace) for n in (3, 4)))
     assert not X.requires_grad
     times = by_path(run(ModuleTimer(model, clock), model, X))
@@ -133,7 +133,7 @@ def test_input_without_gradient_and_in_place_activation(clock, inplace):
     assert times["parts.1"] == (1, 4, 40)
 
 
-def test_frozen_model_before_a_trainable_one(clock):
+def test_frozen_model_before_trainable_model(clock):
     frozen, trained = Costly(clock.advance, 3, 30), Costly(clock.advance, 4, 40)
     frozen.requires_grad_(False)
     model = nn.Sequential(frozen, trained)
@@ -141,7 +141,7 @@ def test_frozen_model_before_a_trainable_one(clock):
     assert times == {"": (1, 0, 0), "0": (1, 3, 0), "1": (1, 4, 40)}
 
 
-def test_module_that_did_not_run_is_not_there(clock):
+def test_module_that_did_not_run_is_not_listed(clock):
     model = nn.ModuleList([Costly(clock.advance, 3, 30), Costly(clock.advance, 4, 40)])
     assert list(by_path(run(ModuleTimer(model, clock), model, X, call=model[0]))) == ["0"]
 
@@ -154,7 +154,7 @@ def test_forward_only(clock):
     assert by_path(timer.times()) == {"": (1, 0, None), "0": (1, 3, None)}
 
 
-def test_backward_in_some_steps_only_is_not_measured(clock):
+def test_backward_in_some_steps_is_not_measured(clock):
     model = nn.Sequential(Costly(clock.advance, 3, 30))
     timer = ModuleTimer(model, clock)
     with timer:
@@ -164,7 +164,7 @@ def test_backward_in_some_steps_only_is_not_measured(clock):
     assert times.notes == ("Backward isn't measured, because it ran in only 1 of 2 timed steps.",)
 
 
-def test_two_backward_passes_in_a_step(clock):
+def test_two_backward_passes_in_step(clock):
     model = nn.Sequential(Costly(clock.advance, 3, 30))
     timer = ModuleTimer(model, clock)
     with timer:
@@ -179,12 +179,12 @@ def test_two_backward_passes_in_a_step(clock):
     assert by_path(timer.times())["0"] == (2, 6, 90)
 
 
-def test_gradient_accumulation_belongs_to_the_owner_of_the_parameter(clock):
+def test_gradient_accumulation_belongs_to_parameter_owner(clock):
     owner = Costly(clock.advance, 0, 0)
     other = nn.Module()
     other.forward = lambda x: x * owner.weight
     model = nn.ModuleList([owner, other])
-    # What a hook on the parameter costs when its gradient is there is the accumulating node's time.
+    # A hook that runs once the parameter's gradient is there costs time of the accumulating node.
     handle = owner.weight.register_post_accumulate_grad_hook(lambda parameter: clock.advance(9))
     x = torch.rand(3, requires_grad=True)
     x.register_post_accumulate_grad_hook(lambda parameter: clock.advance(1_000_000))
@@ -203,13 +203,13 @@ class Checkpointed(nn.Module):
         return checkpoint(self.part, x, use_reentrant=self.use_reentrant)
 
 
-def test_checkpoint_counts_its_second_forward_once_as_backward(clock):
+def test_checkpoint_counts_second_forward_once_as_backward(clock):
     part = Costly(clock.advance, 3, 30, Costly(clock.advance, 500, 7_000))
     model = Checkpointed(part, use_reentrant=False)
     x = torch.rand(3, requires_grad=True)
-    with set_checkpoint_early_stop(False):  # or the second forward ends with the last tensor that is needed
+    with set_checkpoint_early_stop(False):  # otherwise the second forward stops at the last needed tensor
         times = by_path(run(ModuleTimer(model, clock), model, x, steps=2))
-    # Each of the two: forward, and in backward forward again and backward.
+    # Each of the two has its forward, and in backward its forward again plus backward.
     assert times == {
         "": (2, 0, 0),
         "part": (2, 3, 3 + 30),
@@ -217,7 +217,7 @@ def test_checkpoint_counts_its_second_forward_once_as_backward(clock):
     }
 
 
-def test_reentrant_checkpoint_is_its_callers(clock):
+def test_reentrant_checkpoint_belongs_to_caller(clock):
     part = Costly(clock.advance, 3, 30, Costly(clock.advance, 500, 7_000))
     model = Checkpointed(part, use_reentrant=True)
     times = run(ModuleTimer(model, clock), model, torch.rand(3, requires_grad=True))
@@ -229,7 +229,7 @@ def test_reentrant_checkpoint_is_its_callers(clock):
     assert "Reentrant checkpoints" in times.notes[0]
 
 
-def test_exception_in_forward_that_the_user_catches(clock):
+def test_caught_exception_in_forward_is_timed(clock):
     class Fails(nn.Module):
         def forward(self, x):
             clock.advance(11)
@@ -246,7 +246,7 @@ def test_exception_in_forward_that_the_user_catches(clock):
     model = Catches(clock.advance, 3, 30, nn.Sequential(Fails()))
     timer = ModuleTimer(model, clock)
     with timer, pytest.raises(ValueError, match="on purpose"):
-        model(X)  # the second call is not caught
+        model(X)  # the second call isn't caught
     assert {path: t[:2] for path, t in by_path(timer.times()).items()} == {
         "": (1, 4),
         "parts.0": (2, 0),
@@ -255,7 +255,7 @@ def test_exception_in_forward_that_the_user_catches(clock):
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_step_that_fails_does_not_count_and_leaves_nothing(clock, where):
+def test_failed_step_does_not_count_and_leaves_nothing(clock, where):
     def fail(cost):
         clock.advance(cost)
         if cost == 30 and where == "backward":
@@ -274,7 +274,7 @@ def test_step_that_fails_does_not_count_and_leaves_nothing(clock, where):
     assert by_path(run(timer, model, X)) == {"": (1, 0, 0), "0": (1, 5, 50), "1": (1, 3, 30)}
 
 
-def test_error_of_the_timer_ends_the_measurement_and_not_the_step(clock):
+def test_timer_error_ends_measurement_not_step(clock):
     calls = []
 
     def breaks():
@@ -290,7 +290,7 @@ def test_error_of_the_timer_ends_the_measurement_and_not_the_step(clock):
     assert times.notes == ("A step was left out: OSError: no clock.",)
 
 
-def test_arming_twice_is_refused(clock):
+def test_arming_twice_is_rejected(clock):
     timer = ModuleTimer(nn.Identity(), clock)
     timer.arm()
     with pytest.raises(ModelProfError, match="disarm"):
@@ -301,7 +301,7 @@ def test_arming_twice_is_refused(clock):
     assert timer.times().steps == 1
 
 
-def test_copy_of_the_model_in_an_armed_step_is_not_timed(clock):
+def test_model_copy_in_armed_step_is_not_timed(clock):
     model = nn.Sequential(Costly(clock.advance, 5, 50))
     timer = ModuleTimer(model, clock)
     with timer:
@@ -331,8 +331,8 @@ def test_threads_do_not_mix(clock):
 # ---- A real clock
 
 
-def test_known_sleeps():
-    """What is expected is what each sleep took: on a busy machine more than it was asked for."""
+def test_known_sleeps_are_timed():
+    """The expected times are how long each sleep took, which on a busy machine is longer than requested."""
     slept = []
 
     def sleep(seconds):
@@ -341,7 +341,7 @@ def test_known_sleeps():
         slept.append(time.perf_counter_ns() - begin_ns)
 
     model = nn.Sequential(Costly(sleep, 0.020, 0.020), Costly(sleep, 0.050, 0.050))
-    more = []  # than the sleeps, by repeat
+    more = []  # time beyond the sleeps, by repetition
     for _ in range(6):
         slept.clear()
         times = by_path(run(ModuleTimer(model), model, X))
@@ -351,7 +351,7 @@ def test_known_sleeps():
     assert all(min(column) < 2e6 for column in zip(*more, strict=True))
 
 
-# ---- The model is as it was
+# ---- The model stays unchanged
 
 
 def hooks_of(model):
@@ -412,7 +412,7 @@ def saved(model):
     return buffer.getvalue()
 
 
-def test_graph_is_freed_as_before(clock):
+def test_graph_is_freed_as_without_timer(clock):
     """Nothing holds a node, whether backward ran or not."""
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     timer = ModuleTimer(model, clock)
@@ -428,7 +428,7 @@ def test_graph_is_freed_as_before(clock):
             assert [reference() for reference in alive] == [None, None]
 
 
-def test_graph_that_outlives_the_step_does_not_hold_the_timer(clock):
+def test_graph_that_outlives_step_does_not_hold_timer(clock):
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     timer = ModuleTimer(model, clock)
     with timer:
@@ -451,13 +451,13 @@ def test_hooks_are_on_nodes_only_while_armed():
     loss.backward(retain_graph=True)
     assert seen == []
     nodes.attach(loss)
-    nodes.attach(loss)  # not twice
+    nodes.attach(loss)  # not attached twice
     loss.backward()
     assert seen == ["SumBackward0", "MulBackward0", "torch::autograd::AccumulateGrad"]
     assert nodes.attach(torch.ones(())) == 0
 
 
-def test_peak_of_hooks_is_one_mark_per_boundary(clock):
+def test_one_clock_read_per_module_boundary(clock):
     model = nn.Sequential(nn.Identity(), nn.Identity())
     timer = ModuleTimer(model, clock)
     with timer, torch.no_grad():
@@ -465,7 +465,7 @@ def test_peak_of_hooks_is_one_mark_per_boundary(clock):
     assert clock.reads == 2 * 3
 
 
-def test_fast_path_of_the_transformer_layer_is_kept(clock):
+def test_transformer_fast_path_is_kept(clock):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)).eval()
     batch = torch.rand(2, 5, 8)
@@ -490,7 +490,7 @@ def test_fast_path_of_the_transformer_layer_is_kept(clock):
 
 
 class Compiled:
-    """A backend that runs the graph as it is and counts graphs and runs; and Dynamo's graph breaks."""
+    """A backend that runs the graph unchanged and counts graphs and runs."""
 
     def __init__(self):
         self.graphs = self.runs = 0
@@ -544,7 +544,7 @@ def compiled_method(backend):
 
 @pytest.mark.parametrize("is_warm", [True, False], ids=["compiled before", "compiled while armed"])
 @pytest.mark.parametrize("compiled", [compiled_by_wrapper, compiled_in_place, compiled_method])
-def test_compiled_region_is_timed_as_a_whole_and_stays_as_it_is(backend, compiled, is_warm):
+def test_compiled_region_is_timed_as_whole_and_unchanged(backend, compiled, is_warm):
     model = nn.Sequential(nn.Linear(3, 3), compiled(backend), nn.Linear(3, 3))
     batch = torch.rand(4, 3)
     if is_warm:
@@ -564,7 +564,7 @@ def test_compiled_region_is_timed_as_a_whole_and_stays_as_it_is(backend, compile
 
 @pytest.mark.parametrize("is_warm", [True, False], ids=["compiled before", "compiled while armed"])
 def test_compiled_function_that_calls_modules(backend, is_warm):
-    """Nobody can see from the model that its modules are compiled: the hooks must not be."""
+    """The model doesn't show that its modules are compiled; the hooks must not be compiled."""
     model = small()
 
     @torch.compile(backend=backend)
@@ -579,18 +579,18 @@ def test_compiled_function_that_calls_modules(backend, is_warm):
     assert all(calls == 0 for calls, _, _ in by_path(times).values())
     training_step(batch)
     assert not torch._dynamo.utils.counters["graph_break"]
-    if is_warm:  # else Dynamo has to look at the hooks, which come and go
+    if is_warm:  # otherwise Dynamo has to look at the hooks, which come and go
         assert backend.graphs == 1
 
 
-def test_model_that_is_compiled_whole(backend):
+def test_model_compiled_as_whole(backend):
     model = torch.compile(small(), backend=backend)
     times = run(ModuleTimer(model), model, torch.rand(4, 3))
     assert list(by_path(times)) == [""]
     assert "timed as a whole: OptimizedModule" in times.notes[0]
 
 
-def test_fast_path_beside_compiled_modules_has_no_hooks(backend):
+def test_fast_path_next_to_compiled_modules_has_no_hooks(backend):
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.ModuleList([layer, torch.compile(small(), backend=backend)]).eval()
     timer = ModuleTimer(model)
@@ -613,7 +613,7 @@ def test_script_modules_take_no_hooks(clock, make):
 # ---- On a device
 
 
-def test_device_marks_are_read_when_they_are_reached():
+def test_device_marks_are_read_once_reached():
     device = FakeDeviceClock()
     model = Costly(device.advance, 100, 1_000, Costly(device.advance, 7, 70))
     timer = ModuleTimer(model, device=device)
@@ -630,13 +630,13 @@ def test_device_marks_are_read_when_they_are_reached():
     assert by_path(timer.times()) == by_path(times)
 
 
-def test_device_without_events_is_timed_by_the_host(clock):
+def test_device_without_events_is_timed_by_host(clock):
     model = nn.Sequential(Costly(clock.advance, 5, 50))
     times = run(ModuleTimer(model, clock, torch.device("cpu")), model, X)
     assert (times.clock, by_path(times)["0"]) == ("host", (1, 5, 50))
 
 
-def test_device_mark_of_a_stream_that_is_behind_waits():
+def test_step_waits_for_device_mark_of_lagging_stream():
     device = FakeDeviceClock()
     model = Costly(device.advance, 100, 1_000)
     timer = ModuleTimer(model, device=device)
@@ -663,7 +663,7 @@ def test_device_step_with_negative_time_is_left_out():
     assert times.notes == ("1 steps are left out, because their streams overlapped.",)
 
 
-def test_nothing_synchronizes(monkeypatch):
+def test_timer_does_not_synchronize(monkeypatch):
     def refuse(*args):
         raise AssertionError("waited for the device")
 
@@ -675,7 +675,7 @@ def test_nothing_synchronizes(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_times_on_a_real_device():
+def test_times_on_cuda_device():
     large = nn.Linear(4_096, 4_096, device="cuda")
     model = nn.Sequential(large, nn.Linear(4_096, 16, device="cuda"))
     batch = torch.rand(4_096, 4_096, device="cuda")

@@ -1,4 +1,4 @@
-"""Peaks: by exact name, dense, and checked against what the devices are made of."""
+"""Peak rates are looked up by exact device name, are dense, and agree with the hardware's specifications."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALL = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "int8")
 
 @pytest.fixture
 def device(monkeypatch):
-    """A device of a name and a number of multiprocessors, as torch would report it."""
+    """A device with a name and a number of multiprocessors, as torch would report it."""
 
     def make(name, units=None):
         if units is None:
@@ -46,13 +46,13 @@ def tera(found):
     return {rate.dtype: rate.flops_per_s / 1e12 for rate in rates}
 
 
-# ---- The numbers
+# ---- Numbers
 
-# Name → multiprocessors, clock in GHz, and FLOPs that one of them does in a clock, by dtype. From the
+# Name → multiprocessors, clock in GHz, and FLOPs per multiprocessor and clock cycle, by dtype. From the
 # architecture white papers: cores x 2 for float32, tensor cores x multiply-adds x 2 for the rest.
 VOLTA = {"float64": 64, "float32": 128, "float16": 1024}
 TURING = {"float32": 128, "float16": 1024, "int8": 2048}
-TURING_HALF = TURING | {"float16": 512}  # GeForce: half of it when it accumulates in float32
+TURING_HALF = TURING | {"float16": 512}  # GeForce: half the rate when accumulating in float32
 GA100 = {"float64": 128, "float32": 128, "tf32": 1024, "float16": 2048, "bfloat16": 2048, "int8": 4096}
 GA102 = {"float32": 256, "tf32": 512, "float16": 1024, "bfloat16": 1024, "int8": 2048}
 GA102_HALF = {"float32": 256, "tf32": 256, "float16": 512, "bfloat16": 512, "int8": 2048}
@@ -66,7 +66,7 @@ BLACKWELL_TENSOR = {key: 2 * value for key, value in HOPPER_TENSOR.items()}
 CDNA2 = {"float64": 256, "float32": 256, "float16": 1024, "bfloat16": 1024, "int8": 1024}
 CDNA3 = {"float64": 256, "float32": 256, "tf32": 1024, "float16": 2048, "bfloat16": 2048}
 CDNA3 |= {"float8": 4096, "int8": 4096}
-# One vector engine has 16 lanes of float32; eight of them and eight matrix engines make an Xe core.
+# A vector engine has 16 lanes of float32; eight of them and eight matrix engines make an Xe core.
 XE = {"float64": 32, "float32": 32, "tf32": 256, "float16": 512, "bfloat16": 512, "int8": 1024}
 
 MADE_OF = [
@@ -114,16 +114,16 @@ MADE_OF = [
 
 
 @pytest.mark.parametrize(("name", "units", "ghz", "per_clock"), MADE_OF, ids=lambda value: str(value)[:40])
-def test_a_peak_is_what_the_device_is_made_of(name, units, ghz, per_clock):
+def test_peak_is_derived_from_hardware(name, units, ghz, per_clock):
     (peaks,) = [found for found in devices_named(name) if found.units == units]
     shared = peaks.tera.keys() & per_clock.keys()
     assert shared
     derived = {dtype: units * per_clock[dtype] * ghz / 1000 for dtype in shared}
-    # Data sheets round: the L40S's 366 to 362, B200's tensor cores to 1125.
+    # Data sheets round: the L40S's 366 to 362, the B200's tensor cores to 1125.
     assert {dtype: peaks.tera[dtype] for dtype in shared} == pytest.approx(derived, rel=0.021)
 
 
-def test_every_number_is_derived_or_named_here():
+def test_every_number_is_derived_or_listed():
     derived = {(name, units, dtype) for name, units, _, per_clock in MADE_OF for dtype in per_clock}
     not_derived = {
         (name, dtype)
@@ -131,7 +131,7 @@ def test_every_number_is_derived_or_named_here():
         for dtype in peaks.tera
         if not any(d == dtype and peaks in devices_named(n) and u == peaks.units for n, u, d in derived)
     }
-    # The same chips as the H100 SXM or NVL; clocks of GB200 are not published; H20's tensor cores are cut.
+    # Same chips as the H100 SXM or NVL; GB200 clocks are unpublished; H20's tensor cores are cut down.
     assert {name for name, _ in not_derived} == {
         r"NVIDIA H800( PCIe)?",
         r"NVIDIA H20",
@@ -145,7 +145,7 @@ def test_every_number_is_derived_or_named_here():
 @pytest.mark.parametrize(
     ("name", "bfloat16"),
     [
-        ("NVIDIA H200", 989.4),  # not 1979, which counts zeros that are left out
+        ("NVIDIA H200", 989.4),  # not 1979, which counts sparsity
         ("NVIDIA H200 NVL", 835.5),
         ("NVIDIA H100 NVL", 835.5),
         ("NVIDIA H100 80GB HBM3", 989.4),
@@ -170,7 +170,7 @@ def test_known_dense_rates(device, name, bfloat16):
     assert tera(peak_rates(device(name), ("bfloat16",), None)) == {"bfloat16": bfloat16}
 
 
-def test_rates_fit_each_other():
+def test_rates_are_consistent():
     assert DEVICE_PEAKS
     for peaks in DEVICE_PEAKS:
         rates = peaks.tera
@@ -180,7 +180,7 @@ def test_rates_fit_each_other():
         assert rates["float16"] / rates.get("tf32", rates["float16"] / 2) == pytest.approx(2, rel=0.02)
 
 
-def test_every_entry_has_a_source_and_a_year():
+def test_every_entry_has_source_and_year():
     assert DEVICE_PEAKS
     for peaks in DEVICE_PEAKS:
         assert peaks.maker in peaks.source, peaks.names
@@ -188,7 +188,7 @@ def test_every_entry_has_a_source_and_a_year():
         assert peaks.maker in {"NVIDIA", "AMD", "Intel"}
 
 
-# Lightning's table (2.6.6) where it differs for a device that both know, and why ours is another number.
+# Where Lightning's table (2.6.6) differs for a device that both tables have, and why our number differs.
 SPARSE = "with sparsity, not dense"
 NOT_TENSOR = "without the tensor cores, which torch uses"
 FLOAT64 = "without the tensor cores, which cuBLAS uses for float64"
@@ -251,7 +251,7 @@ OUR_NAME = {
 }
 
 
-def test_lightning_agrees_but_for_the_differences_that_are_listed():
+def test_lightning_agrees_except_for_listed_differences():
     if lightning.__version__ != "2.6.6":
         pytest.skip("written against the table of lightning 2.6.6")
     found = {}
@@ -271,7 +271,7 @@ def test_lightning_agrees_but_for_the_differences_that_are_listed():
     assert found == {chip: set(reasons) for chip, reasons in DIFFERENT.items()}
 
 
-# ---- Which device it is
+# ---- Devices
 
 
 @pytest.mark.parametrize(
@@ -301,11 +301,11 @@ def test_unknown_devices_have_no_peak(device, name, units, reason):
 
 
 @pytest.mark.parametrize("name", ["A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDIA A100 80GB PCIe"])
-def test_all_names_of_the_a100(device, name):
+def test_all_names_of_a100(device, name):
     assert tera(peak_rates(device(name), ("float16",), None)) == {"float16": 312}
 
 
-def test_one_name_of_two_devices(device):
+def test_one_name_for_two_devices(device):
     assert tera(peak_rates(device("NVIDIA H800", 132), ("bfloat16",), None)) == {"bfloat16": 989.4}
     assert tera(peak_rates(device("NVIDIA H800", 114), ("bfloat16",), None)) == {"bfloat16": 756}
     whole, half = (
@@ -316,20 +316,20 @@ def test_one_name_of_two_devices(device):
     assert half == {"bfloat16": 419.5}
 
 
-def test_no_name_is_two_entries_with_the_same_units():
+def test_name_and_units_have_one_entry():
     for name, units, _, _ in MADE_OF:
         assert len([found for found in devices_named(name) if found.units == units]) == 1
 
 
 @pytest.mark.parametrize("kind", ["cpu", "mps", "meta"])
-def test_devices_without_a_data_sheet(kind):
+def test_devices_without_data_sheet(kind):
     assert peak_rates(torch.device(kind), ("float32",), None) == (
         (),
         f'no peak is known for {kind!r}; set inspect={{"peak_flops_per_s": ...}}',
     )
 
 
-def test_a_driver_that_fails_is_a_note(monkeypatch):
+def test_failing_driver_is_noted(monkeypatch):
     def fail(device):
         raise RuntimeError("no driver")
 
@@ -342,10 +342,10 @@ def test_a_driver_that_fails_is_a_note(monkeypatch):
     )
 
 
-# ---- Which dtype
+# ---- Dtypes
 
 
-def test_the_rates_of_a_device_with_their_source(device):
+def test_rates_have_source(device):
     rates, note = peak_rates(device("NVIDIA H100 80GB HBM3"), ("float8_e5m2", "", "bfloat16", "int8"), None)
     source = "NVIDIA H100 Tensor Core GPU Architecture white paper, 2023"
     assert [(r.dtype, r.flops_per_s, r.source, r.is_measured) for r in rates] == [
@@ -356,7 +356,7 @@ def test_the_rates_of_a_device_with_their_source(device):
     assert note == ""
 
 
-def test_dtypes_that_a_device_does_not_have(device):
+def test_unsupported_dtypes_have_no_peak(device):
     rates, note = peak_rates(device("Tesla T4"), ("bfloat16", "float16", "complex64"), None)
     assert [rate.dtype for rate in rates] == ["float16"]
     assert (
@@ -379,7 +379,7 @@ def test_float32_with_tf32(device, with_tf32):
     assert note == ""
 
 
-def test_tf32_changes_nothing_where_there_is_none(device, with_tf32):
+def test_tf32_setting_is_ignored_without_tf32(device, with_tf32):
     (rate,), _ = peak_rates(device("Tesla V100-SXM2-16GB"), ("float32",), None)
     assert rate.flops_per_s == 15.7e12
     assert "TF32" not in rate.source
@@ -388,7 +388,7 @@ def test_tf32_changes_nothing_where_there_is_none(device, with_tf32):
 @pytest.mark.parametrize(
     ("name", "maker"), [("AMD Instinct MI300X", "AMD"), ("Intel(R) Data Center GPU Max 1550", "Intel")]
 )
-def test_tf32_on_other_devices_cannot_be_told(device, with_tf32, name, maker):
+def test_tf32_is_unknown_on_other_makers_devices(device, with_tf32, name, maker):
     rates, note = peak_rates(device(name), ("float32", "float16"), None)
     assert [rate.dtype for rate in rates] == ["float16"]
     assert note == (
@@ -397,8 +397,8 @@ def test_tf32_on_other_devices_cannot_be_told(device, with_tf32, name, maker):
     )
 
 
-def test_tf32_follows_torchs_setting(monkeypatch, request):
-    monkeypatch.undo()  # the real one
+def test_tf32_follows_torch_setting(monkeypatch, request):
+    monkeypatch.undo()  # use the real function
     before = torch.get_float32_matmul_precision()
     request.addfinalizer(lambda: torch.set_float32_matmul_precision(before))
     for precision, allows in (("high", True), ("highest", False), ("medium", True)):
@@ -406,7 +406,7 @@ def test_tf32_follows_torchs_setting(monkeypatch, request):
         assert module._allows_tf32() is allows
 
 
-def test_tf32_by_the_newer_setting(monkeypatch):
+def test_tf32_follows_newer_torch_setting(monkeypatch):
     monkeypatch.undo()
     for value, allows in (("tf32", True), ("ieee", False), ("none", False)):
         monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(fp32_precision=value))
@@ -416,7 +416,7 @@ def test_tf32_by_the_newer_setting(monkeypatch):
         assert module._allows_tf32() is allows
 
 
-# ---- What the user gives
+# ---- User-given peaks
 
 
 def test_one_number_for_every_dtype(device):
@@ -430,7 +430,7 @@ def test_one_number_for_every_dtype(device):
     assert note == ""
 
 
-def test_a_number_by_dtype_and_the_table_for_the_rest(device):
+def test_table_fills_in_dtypes_without_given_peak(device):
     given = {"float32": 1e12, "float8": 2e12, "float8_e5m2": 3e12}
     asked = ("float8_e4m3fn", "float8_e5m2", "float32", "bfloat16", "float64")
     rates, note = peak_rates(device("NVIDIA L4"), asked, given)
@@ -441,14 +441,14 @@ def test_a_number_by_dtype_and_the_table_for_the_rest(device):
     )
 
 
-def test_a_given_peak_asks_no_device(monkeypatch):
+def test_given_peak_queries_no_device(monkeypatch):
     monkeypatch.setattr(module, "_identify", None)
     assert tera(peak_rates(torch.device("cpu"), ("float32",), 1e12)) == {"float32": 1}
     assert peak_rates(torch.device("cpu"), ("",), None) == ((), "")
 
 
 @pytest.mark.parametrize("wrong", [0, -1, float("nan"), float("inf"), True, "312e12", [1e12]])
-def test_wrong_rates(wrong):
+def test_invalid_rates_are_rejected(wrong):
     with pytest.raises(ValueError, match=r"^peak_flops_per_s: expected a positive number of FLOP/s.*got "):
         peak_rates(CUDA, ("float32",), wrong)
     with pytest.raises(ValueError, match=r"^peak_flops_per_s\['float32'\]: expected a positive"):
@@ -456,6 +456,6 @@ def test_wrong_rates(wrong):
 
 
 @pytest.mark.parametrize("wrong", ["fp32", "", torch.float32, 3, "nn", "tf32"])
-def test_wrong_dtypes(wrong):
+def test_invalid_dtypes_are_rejected(wrong):
     with pytest.raises(ValueError, match=r"^peak_flops_per_s: expected dtype names such as 'bfloat16'"):
         peak_rates(CUDA, ("float32",), {wrong: 1e12})

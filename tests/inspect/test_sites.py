@@ -1,4 +1,4 @@
-"""Source lines of a counted step. Expected lines are found by marks in this file, never written down."""
+"""Operators of a counted step are attributed to source lines, which marks in this file identify."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ WAITING = [
 
 
 @pytest.mark.parametrize(("run", "mark", "operator", "calls", "num_bytes"), WAITING)
-def test_the_line_that_waits(run, mark, operator, calls, num_bytes, capsys):
+def test_waiting_line_is_found(run, mark, operator, calls, num_bytes, capsys):
     result = watch_run(run)
     (found,) = [one for one in result.sites if one.kind == SYNCHRONISATION]
     assert (found.file, found.line) == (HERE, line_of(mark))
@@ -207,7 +207,7 @@ def test_the_line_that_waits(run, mark, operator, calls, num_bytes, capsys):
     assert result.dropped == ()
 
 
-def test_two_of_a_line_are_one_site():
+def test_two_waits_on_one_line_are_one_site():
     def run():
         return X[0, 0].item() + X[0, 1].item()  # @twice
 
@@ -215,7 +215,7 @@ def test_two_of_a_line_are_one_site():
     assert (found.line, found.calls, found.num_bytes) == (line_of("twice"), 2, 8)
 
 
-def test_the_function_is_known_as_torchs_tracer_knows_it():
+def test_function_is_named_like_in_torch_tracer():
     (found,) = watch_run(item).sites
     assert (found.function, found.function_line) == ("item", item.__code__.co_firstlineno)
     assert found.callers == ()
@@ -235,12 +235,12 @@ HARMLESS = [
 
 
 @pytest.mark.parametrize("run", HARMLESS)
-def test_what_does_not_wait_is_no_site(run):
+def test_operator_that_does_not_wait_is_not_site(run):
     assert watch_run(run).sites == ()
 
 
 class Operators(TorchDispatchMode):
-    """Names what runs."""
+    """Records the names of operators that run."""
 
     def __init__(self):
         super().__init__()
@@ -251,8 +251,8 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_filling_by_a_mask_does_not_wait():
-    """One mask and one value are a masked_fill; before torch 2.15 the value is made on the host."""
+def test_filling_by_mask_does_not_wait():
+    """One mask and one value become a masked_fill; before torch 2.15 the value is created on the host."""
 
     def run():
         X.clone()[MASK] = 0.0  # @fill
@@ -265,7 +265,7 @@ def test_filling_by_a_mask_does_not_wait():
     assert {"masked_fill_", "index_put_"} & set(seen.names)
 
 
-def test_tensors_made_on_the_host():
+def test_tensors_made_on_host():
     def run():
         torch.tensor([1.0, 2.0, 3.0])  # @tensor
         torch.from_numpy(np.ones(4))  # @numpy
@@ -280,7 +280,7 @@ def test_tensors_made_on_the_host():
     assert (moved.is_blocking, moved.is_pinned, moved.is_non_blocking) == (True, False, False)
 
 
-# ---- Devices that are not here: the classifier by itself
+# ---- Devices this machine lacks: only the classifier
 
 
 def fake(device, *, pinned=False, num_bytes=64):
@@ -311,7 +311,7 @@ COPIES = [
     ),
     (CONVERT, [fake("cuda:0")], {}, fake("cuda:1"), None),
     (CONVERT, [fake("cpu")], {}, fake("cpu"), None),
-    # Into memory that is not pinned CUDA's copy returns when it is done, whatever was asked for.
+    # Into memory that isn't pinned, CUDA's copy returns when done, even if non_blocking is set.
     (COPY, [fake("cpu"), fake("cuda"), True], {}, fake("cpu"), (DEVICE_TO_HOST, True, False, True)),
     (COPY, [fake("cpu", pinned=True), fake("cuda"), True], {}, None, (DEVICE_TO_HOST, False, True, True)),
     (COPY, [fake("cuda"), fake("cpu")], {}, fake("cuda"), (HOST_TO_DEVICE, True, False, False)),
@@ -328,7 +328,7 @@ def test_copies_between_host_and_device(func, args, kwargs, result, expected):
         assert (found.device, found.num_bytes) == ("cuda", 64)
 
 
-def test_on_a_device_the_host_waits():
+def test_host_waits_for_device():
     look = probe_of(torch.ops.aten._local_scalar_dense.default)
     assert look((fake("cuda"),), {}, None)[:4] == (SYNCHRONISATION, "cuda", 4, True)
     assert look((fake("cpu"),), {}, None).is_blocking is None
@@ -336,7 +336,7 @@ def test_on_a_device_the_host_waits():
     assert (made.kind, made.is_blocking, made.is_pinned) == (HOST_TO_DEVICE, True, False)
 
 
-# ---- Lines by their operators
+# ---- Lines and their operators
 
 
 class Rows(nn.Module):
@@ -351,8 +351,8 @@ class Rows(nn.Module):
         return torch.stack(out).sum()  # @stack
 
 
-def test_a_loop_over_rows():
-    """Five rows of eight floats: a look at the rows, and five products of 3 x 32 bytes."""
+def test_loop_over_rows():
+    """Five rows of eight floats: one view of the rows, and five products of 3 x 32 bytes."""
     result = watch_run(lambda: Rows()(torch.ones(5, 8)))
     (head,) = lines_at(result, "for")
     assert (head.calls, head.views, head.elements, head.num_bytes) == (1, 1, 0, 0)
@@ -364,19 +364,19 @@ def test_a_loop_over_rows():
     assert (end.elements, end.num_bytes) == (40 + 1, 2 * 160 + 160 + 4)
 
 
-def test_gradients_belong_to_the_line_of_the_forward():
+def test_gradients_belong_to_forward_line():
     model = nn.Sequential(Rows())
     result = watch_run(lambda: model(torch.ones(5, 8)).backward(), model)
     (backward,) = lines_at(result, "row", "backward")
     assert backward.module == "0"
-    # A product by its row, and a sum of gradients with those before it, for each row.
+    # For each row, its product and a sum with the previous rows' gradients.
     assert backward.calls >= 5 + 4
     assert not [
         line for line in result.lines if line.phase == "backward" and line.line is None and line.calls > 9
     ]
 
 
-def test_a_wait_in_torchs_backward_has_the_line_of_the_forward():
+def test_wait_in_backward_belongs_to_forward_line():
     x = torch.ones(4, 3, requires_grad=True)
 
     def run():
@@ -388,7 +388,7 @@ def test_a_wait_in_torchs_backward_has_the_line_of_the_forward():
     assert all(one.kind == SYNCHRONISATION for one in found)
 
 
-def test_sizes_that_are_not_known_are_counted():
+def test_unknown_sizes_are_counted():
     sparse = torch.eye(3).to_sparse()
 
     def run():
@@ -398,7 +398,7 @@ def test_sizes_that_are_not_known_are_counted():
     assert found.unsized >= 1
 
 
-def test_most_operators_come_first_and_lines_are_capped(monkeypatch):
+def test_lines_are_sorted_by_operators_and_capped(monkeypatch):
     scope = {"X": X, "watch_run": watch_run}
     body = "\n".join(f"    X + {number}" for number in range(site_sums.MOST_LINES + 7))
     exec(compile(f"def run():\n{body}\n    X + 1; X + 1; X + 2\n", "/elsewhere/many.py", "exec"), scope)
@@ -413,7 +413,7 @@ def test_places_are_capped(monkeypatch):
     monkeypatch.setattr(site_sums, "_MOST_SITES", 1)
     result = watch_run(lambda: (item(), to_float()))
     assert len(result.lines) == len(result.sites) == 1
-    # Two operators of the first line are at two instructions: one of them, and all three of float's line.
+    # The first line's two operators are at two instructions: one is dropped, and so are all three of float's.
     assert result.dropped == (f"{3 + 1} calls from too many different places",)
 
 
@@ -488,7 +488,7 @@ class Busy(Net):
 
 
 class Reads(Callback):
-    """Before and after ours in the list, which is in the middle."""
+    """Runs both before and after our callback, which is in the middle of the list."""
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         batch[0].sum().item()  # @batch_start
@@ -511,7 +511,7 @@ def helper(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_fit(fit, helper, capsys):
+def test_sites_in_fit(fit, helper, capsys):
     result = fit(Busy(helper), others=[Reads()], trainer={"enable_progress_bar": True})
     expected = [  # mark, phase, module, function
         ("step_item", "forward", "", "training_step"),
@@ -540,11 +540,11 @@ def test_a_real_fit(fit, helper, capsys):
 
 
 @pytest.mark.slow
-def test_callers_name_the_library(fit, capsys):
+def test_callers_name_library(fit, capsys):
     result = fit(Busy(), trainer={"enable_progress_bar": True})
     (clip,) = [one for one in sites_at(result, "clip") if one.kind == SYNCHRONISATION]
     assert "clip_grad_norm_" in " ".join(clip.callers)
-    # What self.log(prog_bar=True) costs comes after the step, where no line of the user's is running.
+    # self.log(prog_bar=True) costs time after the step, when no user line is running.
     bar = [one for one in result.sites if one.file is None and "progress_bar" in " ".join(one.callers)]
     assert bar
     assert {(one.phase, one.operator, one.kind) for one in bar} == {(BATCH_END, SCALAR, SYNCHRONISATION)}
@@ -552,14 +552,14 @@ def test_callers_name_the_library(fit, capsys):
 
 
 @pytest.mark.slow
-def test_without_progress_bar_nobody_reads_it(fit):
+def test_no_wait_without_progress_bar(fit):
     result = fit(Net())
     assert [one for one in result.sites if one.kind == SYNCHRONISATION] == []
 
 
 @pytest.mark.slow
-def test_hooks_before_ours_are_seen(inspections, tmp_path):
-    """A callback that stands before ours runs before the batch is counted."""
+def test_hooks_before_our_callback_are_seen(inspections, tmp_path):
+    """A callback listed before ours runs before the batch is counted."""
     callback = make_callback(tmp_path, flops=True, active=0, skip_first=10)
     fit_quietly(make_trainer(tmp_path, Reads(), callback), Net(), loader())
     (found,) = sites_at(inspections[-1].cost.sites, "batch_start")
@@ -567,8 +567,8 @@ def test_hooks_before_ours_are_seen(inspections, tmp_path):
 
 
 @pytest.mark.slow
-def test_rows_in_a_fit(fit, capsys):
-    """Two samples: a product and a sum each, in one line with the sum over them and with the loss."""
+def test_rows_in_fit(fit, capsys):
+    """Two samples have a product and a sum each, on the same line as the sum over them and the loss."""
     forward = lines_at(fit(Busy()), "rows")
     assert sum(line.calls for line in forward) >= 2 * 2 + 2 + 1
     assert {line.function for line in forward} == {"training_step", "<genexpr>"}
@@ -599,14 +599,14 @@ def test_other_ways_to_train(fit, module, mark):
 
 
 @pytest.mark.slow
-def test_the_optimizers_own_lines_are_one(fit):
+def test_optimizer_operators_form_one_line(fit):
     (found,) = [line for line in fit(Net()).lines if line.phase == "optimizer"]
     assert (found.file, found.line, found.function) == (None, None, "")
     assert found.calls > 0
 
 
 @pytest.mark.slow
-def test_a_step_with_validation_shows_none_of_it(fit):
+def test_step_with_validation_excludes_validation(fit):
     class Validated(Net):
         def validation_step(self, batch, batch_idx):
             self.loss(batch).item()  # @validation
@@ -617,8 +617,8 @@ def test_a_step_with_validation_shows_none_of_it(fit):
 
 
 @pytest.mark.slow
-def test_an_evaluation_loop(inspections, tmp_path):
-    """In inference mode operators come as they were called, and are taken apart by the counter."""
+def test_sites_in_evaluation_loop(inspections, tmp_path):
+    """In inference mode operators arrive as called, and the counter decomposes them."""
 
     class Validated(Net):
         def validation_step(self, batch, batch_idx):
@@ -639,7 +639,7 @@ def test_an_evaluation_loop(inspections, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_compiled_model_has_no_lines(fit):
+def test_compiled_model_has_no_lines(fit):
     class Compiled(Net):
         def configure_model(self):
             self.compiled = torch.compile(nn.Linear(1, 1), backend="eager")
@@ -649,7 +649,7 @@ def test_a_compiled_model_has_no_lines(fit):
 
 @pytest.mark.slow
 def test_workers_are_not_watched(fit):
-    """Workers that are forked in the watched step leave the mode of their parent."""
+    """Workers forked in the watched step leave their parent's mode."""
 
     class Forking(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -669,11 +669,11 @@ def test_workers_are_not_watched(fit):
     assert _get_current_dispatch_mode() is None
 
 
-# ---- Nothing changes, nothing stays
+# ---- Nothing changes and nothing stays
 
 
 @pytest.mark.slow
-def test_weights_are_the_same_to_the_last_bit(tmp_path, fit, capsys):
+def test_watching_changes_no_bit_of_weights(tmp_path, fit, capsys):
     def weights(flops):
         torch.manual_seed(1)
         module = Busy()
@@ -687,7 +687,7 @@ def test_weights_are_the_same_to_the_last_bit(tmp_path, fit, capsys):
 
 
 @pytest.mark.slow
-def test_torchs_function_is_given_back(fit):
+def test_patched_torch_function_is_restored(fit):
     before = torch._tensor_str._str
     seen = []
 
@@ -702,7 +702,7 @@ def test_torchs_function_is_given_back(fit):
 
 
 @pytest.mark.slow
-def test_it_is_given_back_after_a_failure(inspections, tmp_path):
+def test_patched_torch_function_is_restored_after_failure(inspections, tmp_path):
     before = torch._tensor_str._str
 
     def fail(batch_idx):
@@ -716,13 +716,13 @@ def test_it_is_given_back_after_a_failure(inspections, tmp_path):
     assert inspections[-1].cost.sites is None
 
 
-def test_no_tensor_is_kept():
+def test_watch_keeps_no_tensor_alive():
     def run():
         made = torch.ones(1000)
         made.sum().item()
         gone = weakref.ref(made)
         del made
-        assert gone() is None  # while the watch is on, without a collection
+        assert gone() is None  # while watching, without garbage collection
 
     gc.disable()
     try:
@@ -731,7 +731,7 @@ def test_no_tensor_is_kept():
         gc.enable()
 
 
-def test_an_error_of_ours_stays_ours(monkeypatch):
+def test_internal_error_is_contained(monkeypatch):
     monkeypatch.setattr(SiteWatch, "_spot", lambda self, phase: 1 / 0)
     result = watch_run(lambda: (X + 1, show()))
     assert result.lines == ()
@@ -744,7 +744,7 @@ def test_records_survive_json(fit, capsys):
     assert msgspec.json.decode(msgspec.json.encode(result), type=StepSites) == result
 
 
-def test_recomputed_forwards_have_their_lines():
+def test_recomputed_forward_has_lines():
     def part(x):
         return ((x + 1) * x).sum()  # @recomputed
 
@@ -758,14 +758,14 @@ def test_recomputed_forwards_have_their_lines():
     ] * 3
 
 
-# ---- Whose code it is
+# ---- Owner of the code
 
 PURELIB = Path(sysconfig.get_paths()["purelib"])
 STDLIB = Path(sysconfig.get_paths()["stdlib"])
 
 
 def frame_in(file, **names):
-    """A frame of a function that was compiled under a name of a file."""
+    """A frame of a function compiled under a file's name."""
     scope = {"sys": sys, **names}
     exec(compile("frame = sys._getframe()", str(file), "exec"), scope)
     return scope["frame"]
@@ -789,24 +789,24 @@ def frame_in(file, **names):
         (PURELIB / "transformers" / "trainer.py", {}, False),
         ("/usr/lib/python3/dist-packages/some/thing.py", {}, False),
         (STDLIB / "json" / "decoder.py", {}, False),
-        (Path(sysconfig.get_paths()["scripts"]) / "lightning-modelprof", {}, False),  # what pip made of it
+        (Path(sysconfig.get_paths()["scripts"]) / "lightning-modelprof", {}, False),  # created by pip
         (Path(site.getusersitepackages()) / "thing.py", {}, False),
         (torch.nn.functional.__file__, {}, False),
         (session.__file__, {}, False),  # this package, installed from a checkout
         (HERE, {}, True),
     ],
 )
-def test_whose_code_it_is(file, names, expected):
+def test_code_owner(file, names, expected):
     assert UserCode().is_users(frame_in(file, **names)) is expected
 
 
-def test_folders_of_pip_target_are_installed(tmp_path, monkeypatch):
+def test_pip_target_folder_counts_as_installed(tmp_path, monkeypatch):
     (tmp_path / "thing-1.0.dist-info").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert not UserCode().is_users_file(str(tmp_path / "thing" / "layers.py"))
 
 
-def test_the_owners_package_is_the_users(monkeypatch):
+def test_package_of_user_model_is_user_code(monkeypatch):
     owner = type("Mine", (nn.Module,), {"__module__": "mine.models"})
     folder = str(PURELIB / "mine")
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(__path__=[folder]))
@@ -815,7 +815,7 @@ def test_the_owners_package_is_the_users(monkeypatch):
     assert not UserCode([nn.Linear]).is_users_file(nn.functional.__file__)
 
 
-# ---- Where functions are
+# ---- Places of functions
 
 
 def decorated(function):
@@ -874,8 +874,8 @@ def test_places_of_other_things():
         assert place_of(unknown) is None
 
 
-def test_how_long_the_operators_of_a_line_take(monkeypatch):
-    """Each reads the clock twice, 1 ms apart; views and other lines do not count."""
+def test_time_of_operators_on_line(monkeypatch):
+    """Each operator reads the clock twice, 1 ms apart; views and other lines don't count."""
     clock = itertools.count(step=1_000_000)
     monkeypatch.setattr("lightning_modelprof.inspect.core.counter.host_clock", lambda: next(clock))
     tensor = torch.ones(4, 3)

@@ -1,4 +1,4 @@
-"""Tensors of somebody's own class, which cannot always be made while operators are watched."""
+"""Training works with custom tensor classes, which can't always be created while operators are watched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.fits import Net, fit_quietly, make_callback, make_trainer
 
 
 class Labelled(torch.Tensor):
-    """Made by torch's own constructor, as libraries do that give tensors names."""
+    """Created by torch's own constructor, as in libraries that label tensors."""
 
     __module__ = "labels.tensors"
 
@@ -31,15 +31,15 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_fault_is_torchs():
-    """If this no longer fails, nothing has to be left out any more."""
+def test_error_is_in_torch():
+    """If this no longer fails, nothing needs to be left out any more."""
     work_with(torch.ones(3, 2))
     with pytest.raises(RuntimeError, match="already associated"), Watch():
         work_with(torch.ones(3, 2))
 
 
 class OfOurs(Net):
-    """Makes them itself, of plain batches."""
+    """Creates such tensors itself, from plain batches."""
 
     __module__ = "labels.models"
 
@@ -60,7 +60,7 @@ def labelled(rows):
 
 
 class OfBatches(Net):
-    """Is given them by a package that is not its own."""
+    """Gets such tensors from another package."""
 
     __module__ = "models"
 
@@ -75,7 +75,7 @@ class OfBatches(Net):
 
 @pytest.mark.parametrize("flops", [True, None])
 @pytest.mark.parametrize("kind", [OfOurs, OfBatches])
-def test_a_training_with_them_goes_on(tmp_path, kind, flops):
+def test_training_with_custom_tensors_continues(tmp_path, kind, flops):
     data = DataLoader(Rows(), batch_size=2, collate_fn=labelled if kind is OfBatches else None)
     callback = make_callback(tmp_path, active=0, flops=flops)
     trainer = make_trainer(tmp_path, callback)
@@ -87,6 +87,6 @@ def test_a_training_with_them_goes_on(tmp_path, kind, flops):
     assert cost.times is not None, "modules are timed all the same"
 
 
-def test_whose_tensors_are_the_models():
+def test_own_tensors_of_model_package():
     assert own_tensors(OfOurs) is Labelled
     assert own_tensors(nn.Linear) is None

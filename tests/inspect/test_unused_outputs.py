@@ -1,4 +1,4 @@
-"""Rows that the loss does not depend on: seen by their gradients, and what they cost."""
+"""Output rows that the loss doesn't depend on are found by their gradients, with their cost."""
 
 from dataclasses import replace
 
@@ -21,7 +21,7 @@ from tests.support.fits import run_fit
 
 
 def outputs_of(model, loss):
-    """Path → rows, unused rows, samples, unused samples of what ``loss(model)`` goes through."""
+    """Path → rows, unused rows, samples, unused samples of the modules that ``loss(model)`` runs."""
     seen = watched(model, lambda watch: backward(watch, loss(model)))
     assert not any(module._forward_hooks for module in model.modules()), "the hooks are gone"
     return {
@@ -29,8 +29,8 @@ def outputs_of(model, loss):
     }
 
 
-def test_padding_that_the_loss_ignores():
-    """Of 2 x 5 places 3 have a label; one sample has none."""
+def test_padding_ignored_by_loss_is_unused():
+    """Only 3 of 2 x 5 places have a label; one sample has none."""
     labels = torch.tensor([[1, 2, 0, -100, -100], [-100] * 5])
     model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
 
@@ -51,7 +51,7 @@ class Experts(nn.Module):
         return self.head(every[chosen, torch.arange(len(inputs))])
 
 
-def test_experts_that_a_sample_was_not_sent_to():
+def test_experts_without_routed_samples_are_unused():
     found = outputs_of(
         Experts(), lambda model: model(torch.ones(8, 3), torch.tensor([0] * 6 + [1] * 2)).sum()
     )
@@ -65,7 +65,7 @@ def test_experts_that_a_sample_was_not_sent_to():
 
 
 @pytest.mark.parametrize(("weight", "unused"), [(0.0, 6), (0.5, 0)])
-def test_a_branch_whose_loss_has_no_weight(weight, unused):
+def test_branch_with_zero_loss_weight_is_unused(weight, unused):
     model = nn.ModuleDict({"body": nn.Linear(3, 3), "side": nn.Conv1d(3, 2, 1)})
 
     def loss(model):
@@ -76,7 +76,7 @@ def test_a_branch_whose_loss_has_no_weight(weight, unused):
     assert found == {"body": (6, 0, 6, 0), "side": (6, unused, 6, unused)}
 
 
-def test_what_is_only_looked_at_gets_no_gradient():
+def test_output_outside_loss_is_unused():
     model = nn.ModuleDict({"body": nn.Linear(3, 3), "side": nn.Linear(3, 2)})
 
     def loss(model):
@@ -87,7 +87,7 @@ def test_what_is_only_looked_at_gets_no_gradient():
     assert outputs_of(model, loss)["side"] == (6, 6, 6, 6)
 
 
-def test_two_losses_use_what_either_uses():
+def test_rows_used_by_either_loss_are_used():
     model = nn.Sequential(nn.Linear(3, 3))
 
     def run(watch):
@@ -100,8 +100,8 @@ def test_two_losses_use_what_either_uses():
     assert (one.rows, one.unused) == (4, 2)
 
 
-def test_a_recurrent_layer_needs_its_steps():
-    """The loss takes the last step alone, and each step before leads to it."""
+def test_recurrent_layer_needs_its_steps():
+    """The loss uses only the last step, and each earlier step leads to it."""
 
     class Last(nn.Module):
         def __init__(self):
@@ -114,12 +114,12 @@ def test_a_recurrent_layer_needs_its_steps():
     assert outputs_of(Last(), lambda model: model(torch.ones(4, 7, 3)).sum()) == {"head": (4, 0, 4, 0)}
 
 
-def test_gradients_that_are_no_number_are_used():
+def test_nan_gradients_count_as_used():
     model = nn.Sequential(nn.Linear(3, 3))
     assert outputs_of(model, lambda model: (model(torch.ones(4, 3)) * torch.nan).sum())["0"][1] == 0
 
 
-def test_the_step_stays_what_it_is():
+def test_watching_changes_no_gradient():
     def gradients(is_watched):
         torch.manual_seed(0)
         model, inputs = Experts(), torch.randn(8, 3)
@@ -137,15 +137,15 @@ def test_the_step_stays_what_it_is():
     assert all(map(torch.equal, gradients(True), gradients(False)))
 
 
-def test_without_a_backward_pass_nothing_is_said():
+def test_no_outputs_without_backward_pass():
     assert watched(Experts(), lambda _: None).outputs == ()
 
 
-# What rows are made of
+# Modules that mix rows
 
 
 class Attention(nn.Module):
-    """Written by hand."""
+    """Hand-written attention."""
 
     def __init__(self):
         super().__init__()
@@ -157,7 +157,7 @@ class Attention(nn.Module):
 
 
 class Does(nn.Module):
-    """``call(inputs, linear)``."""
+    """Calls ``call(inputs, linear)``."""
 
     def __init__(self, call):
         super().__init__()
@@ -228,7 +228,7 @@ def test_which_modules_mix_rows(module, mixes):
 
 
 class Reader(LightningModule):
-    """Reads tokens, of which 0 is padding; ``take`` makes the loss's vector of what is read."""
+    """Reads tokens, where 0 is padding; ``take`` turns the encoder's output into the vector for the loss."""
 
     def __init__(self, take):
         super().__init__()
@@ -249,7 +249,7 @@ class Reader(LightningModule):
 
 
 def judged_fit(folder, take, width=12):
-    """What is said of a fit in which each module that ran takes 1 ms."""
+    """The finding for a fit in which each module that ran takes 1 ms."""
     tokens = torch.zeros(48, width, dtype=torch.long)
     tokens[::2, :4], tokens[1::2, :5] = 3, 5
     callback = run_fit(folder, module=Reader(take), data=DataLoader(tokens, batch_size=2), flops=True)
@@ -263,7 +263,7 @@ def mean_of_tokens(read, kept):
     return (read * kept).sum(1) / kept.sum(1)
 
 
-def test_padding_of_attention_is_to_be_cut_off(tmp_path):
+def test_padding_of_attention_is_found(tmp_path):
     """9 of 24 places hold a token; each encoder layer has five modules."""
     found = judged_fit(tmp_path, mean_of_tokens)
     assert found.title == "62% of encoder.layers's output is unused"
@@ -272,12 +272,12 @@ def test_padding_of_attention_is_to_be_cut_off(tmp_path):
     assert found.saving_ns_per_step == pytest.approx(0.625 * 10 * MS)
 
 
-def test_rows_that_attention_reads_are_no_waste(tmp_path):
-    """The loss takes the first place, and attention takes all others into it."""
+def test_rows_read_by_attention_are_used(tmp_path):
+    """The loss uses the first place, and attention mixes all others into it."""
     assert judged_fit(tmp_path, lambda read, kept: read[:, 0], width=5).status is Status.CLEAN
 
 
-# What is said
+# The finding
 
 
 def cost_with(*outputs):
@@ -303,7 +303,7 @@ def found_with(*outputs):
     return only(judge(unused_outputs, analysis_of(steps, cost=cost_with(*outputs))))
 
 
-def test_whole_samples():
+def test_saving_if_whole_samples_are_unused():
     """Half of one expert and three quarters of the other: 3 + 4.5 of 20 ms."""
     found = found_with(("moe.0", 8, 4, 4), ("moe.1", 8, 6, 6), ("head", 8, 0, 0))
     assert found.saving_ns_per_step == pytest.approx(7.5 * MS)
@@ -313,24 +313,24 @@ def test_whole_samples():
     assert [(one.line, one.module) for one in found.locations] == [(40, "moe")]
 
 
-def test_rows_within_samples():
+def test_saving_if_rows_in_samples_are_unused():
     found = found_with(("moe.0", 80, 40, 0), ("head", 8, 0, 0))
     assert found.title == "50% of moe.0's output is unused"
     assert found.saving_ns_per_step == pytest.approx(3 * MS)
     assert "For padding, batch samples of similar length" in found.action
 
 
-def test_all_of_it():
+def test_entirely_unused_module():
     found = found_with(("moe.0", 8, 8, 8), ("head", 8, 0, 0))
     assert "Don't call moe" in found.action
 
 
-def test_samples_that_are_in_no_layer_are_not_wasted():
-    """A hinge loss leaves out what is right already, and that is known only afterwards."""
+def test_samples_unused_in_all_layers_are_clean():
+    """A hinge loss ignores samples that are already right, which is known only afterwards."""
     assert found_with(("moe.0", 8, 6, 6), ("moe.1", 8, 6, 6), ("head", 8, 6, 6)).status is Status.CLEAN
 
 
-def test_little_of_it_is_left():
+def test_few_unused_rows_are_clean():
     assert found_with(("moe.0", 8, 2, 2), ("head", 8, 0, 0)).status is Status.CLEAN
     assert found_with().status is Status.NOT_EVALUATED
 
@@ -356,7 +356,7 @@ def mixing(path, *, inputs=(80, 0), rows=80, unused=64, **more):
     ],
     ids=["inputs are used", "inputs aren't known", "padding", "padding to the longest", "samples"],
 )
-def test_rows_of_a_module_that_mixes_them(given, action):
+def test_unused_rows_of_mixing_module(given, action):
     """4.8 of 20 ms, if no other row depends on them."""
     cost = replace(cost_with(), waste=StepWaste(outputs=(mixing("moe.0", **given), mixing("head", unused=0))))
     found = only(judge(unused_outputs, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
@@ -390,7 +390,7 @@ def collate(samples, longest=256):
         ("tokens = torch.zeros(count)", False),
     ],
 )
-def test_the_line_that_pads_to_a_fixed_length(tmp_path, statement, is_named):
+def test_line_that_pads_to_fixed_length_is_named(tmp_path, statement, is_named):
     file = tmp_path / "data.py"
     file.write_text(COLLATE.format(statement))
     collate = Place(function="collate", file=str(file), line=2)
@@ -408,8 +408,8 @@ def test_the_line_that_pads_to_a_fixed_length(tmp_path, statement, is_named):
     assert len(others) == is_named
 
 
-def test_a_layer_beside_one_that_mixes_is_still_named():
-    """A row of logits is made of one row, whatever the attention before it reads."""
+def test_layer_next_to_mixing_layer_is_named():
+    """A row of logits depends on one row, whatever the attention before it reads."""
     outputs = (mixing("moe.0"), replace(mixing("moe.1", unused=72), mixes=""), mixing("head", unused=0))
     cost = replace(cost_with(), waste=StepWaste(outputs=outputs))
     found = only(judge(unused_outputs, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
@@ -422,7 +422,7 @@ def test_a_layer_beside_one_that_mixes_is_still_named():
     ("kind", "status"),
     [("MultiheadAttention", Status.CLEAN), ("BatchNorm1d", Status.CLEAN), ("Linear", Status.FOUND)],
 )
-def test_a_run_that_does_not_say_what_mixes(kind, status):
+def test_run_without_mixing_data_uses_module_types(kind, status):
     cost = cost_with(("moe.0", 80, 64, 0), ("head", 80, 0, 0))
     modules = tuple(replace(one, type_name=kind if one.path == "moe.0" else "Linear") for one in cost.modules)
     cost = replace(cost, modules=modules)
@@ -430,7 +430,7 @@ def test_a_run_that_does_not_say_what_mixes(kind, status):
     assert only(judge(unused_outputs, analysis_of(steps, cost=cost))).status is status
 
 
-def test_all_of_a_module_that_mixes_rows():
+def test_entirely_unused_mixing_module():
     cost = replace(
         cost_with(), waste=StepWaste(outputs=(mixing("moe.0", unused=80), mixing("head", unused=0)))
     )
@@ -438,6 +438,6 @@ def test_all_of_a_module_that_mixes_rows():
     assert "Don't call moe.0" in found.action
 
 
-def test_it_is_saved():
+def test_unused_outputs_are_saved():
     waste = cost_with(("moe.0", 8, 2, 2)).waste
     assert decode_record(encode_record(waste), StepWaste) == waste

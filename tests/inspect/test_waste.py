@@ -1,6 +1,6 @@
-"""What the counted step does in vain, and the findings about it; other threads, and source lines.
+"""Wasted work in the counted step is found, and so are competing threads and source lines.
 
-The models are small enough to say by hand what each has to give.
+The models are small enough to work out by hand what each must give.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LINE = Place(function="Net.forward", file="/home/me/net.py", line=40)
 
 
 def watched(model, run):
-    """What is seen of a model while ``run(watch)`` runs."""
+    """The waste seen in a model while ``run(watch)`` runs."""
     watch = WasteWatch(model)
     hooks = [len(module._forward_pre_hooks) for module in model.modules()]
     with FlopCounter(model, force_eager=False, watches=(watch,)):
@@ -77,7 +77,7 @@ def backward(watch, loss):
     loss.backward()
 
 
-# Modules that are called again
+# Repeated module calls
 
 
 class Heads(nn.Module):
@@ -99,7 +99,7 @@ class Heads(nn.Module):
     ],
     ids=["the same", "a copy", "changed", "a view", "weights behind autograd's back", "nothing to step with"],
 )
-def test_the_very_same_tensors(second, repeated):
+def test_only_same_tensors_count_as_repeated(second, repeated):
     model, inputs = Heads(), torch.ones(2, 4)
 
     def run(_):
@@ -110,7 +110,7 @@ def test_the_very_same_tensors(second, repeated):
     assert found.get("trunk", (2, 0)) == (2, repeated)
 
 
-def test_a_step_of_the_optimizer_between_them_makes_another_output():
+def test_call_after_optimizer_step_is_not_repeated():
     model, inputs = Heads(), torch.ones(2, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
@@ -131,7 +131,7 @@ def test_a_step_of_the_optimizer_between_them_makes_another_output():
         (nn.ReLU(), True, 1),
     ],
 )
-def test_what_is_random_is_not_the_same(more, is_training, repeated):
+def test_random_module_is_not_repeated(more, is_training, repeated):
     model, inputs = Heads(more).train(is_training), torch.ones(2, 4)
     seen = watched(model, lambda _: (model.trunk(inputs), model.trunk(inputs)))
     assert sum(one.repeated for one in seen.repeated if one.path == "trunk") == repeated
@@ -140,13 +140,13 @@ def test_what_is_random_is_not_the_same(more, is_training, repeated):
 @pytest.mark.parametrize(
     ("wrap", "repeated"),
     [
-        (spectral_norm, set()),  # each call moves the estimate on
+        (spectral_norm, set()),  # each call advances the estimate
         (torch.nn.utils.spectral_norm, set()),
         (weight_norm, {"trunk.0.parametrizations.weight.0"}),
     ],
 )
-def test_a_parametrized_weight(wrap, repeated):
-    """Two different inputs: the weight is made twice, the same only where no buffer of it changes."""
+def test_parametrized_weight_is_repeated(wrap, repeated):
+    """With two different inputs the weight is computed twice, equal only if none of its buffers changes."""
     model = Heads()
     wrap(model.trunk[0])
     seen = watched(model, lambda _: (model.trunk(torch.ones(2, 4)), model.trunk(torch.zeros(2, 4))))
@@ -156,7 +156,7 @@ def test_a_parametrized_weight(wrap, repeated):
     assert ("trunk" in {one.path for one in seen.repeated}) is bool(repeated)
 
 
-def test_a_batch_norm_only_writes_its_statistics():
+def test_batch_norm_only_updates_statistics():
     model, inputs = Heads(nn.BatchNorm1d(4)), torch.ones(2, 4)
     seen = watched(model, lambda _: (model.trunk(inputs), model.trunk(inputs)))
     assert {one.path: one.updates_statistics for one in seen.repeated} == {
@@ -172,13 +172,13 @@ def test_a_batch_norm_only_writes_its_statistics():
         (RepeatedCall(path="trunk", calls=2, repeated=1, updates_statistics=True), "statistics once"),
     ],
 )
-def test_what_to_do_with_a_repeated_call(call, action):
+def test_advice_on_repeated_call(call, action):
     cost = replace(cost_of(("", 0, 0, 0), (call.path, 10, 4, 4)), waste=StepWaste(repeated=(call,)))
     finding = only(judge(repeated_forward, analysis_of(steps_of(forward=8, backward=12), cost=cost)))
     assert action in finding.action
 
 
-def test_what_backward_computes_again_is_asked_for():
+def test_checkpoint_recompute_is_not_repeated():
     model, inputs = Heads(), torch.ones(2, 4, requires_grad=True)
     seen = watched(
         model, lambda watch: backward(watch, checkpoint(model.trunk, inputs, use_reentrant=False).sum())
@@ -186,8 +186,8 @@ def test_what_backward_computes_again_is_asked_for():
     assert seen.repeated == ()
 
 
-def test_without_gradients_it_is_another_call():
-    """A target network's forward, and that of the network itself."""
+def test_call_without_gradients_is_not_repeated():
+    """A target network's forward, followed by the network's own."""
     model, inputs = Heads(), torch.ones(2, 4)
 
     def run(_):
@@ -213,8 +213,8 @@ def test_tensors_are_not_kept_alive():
     assert freed == [True]
 
 
-def test_what_is_called_again_costs_its_part():
-    """The trunk takes 3 + 5 ms in two calls, one of them for nothing: 4 of 20 ms."""
+def test_saving_of_repeated_call():
+    """The trunk takes 3 + 5 ms in two calls, one of them wasted: 4 of 20 ms."""
     cost = replace(
         cost_of(("", 0, 0, 0), ("trunk", 10, 1, 2), ("trunk.0", 10, 2, 3)),
         waste=StepWaste(
@@ -232,7 +232,7 @@ def test_what_is_called_again_costs_its_part():
 
 
 class Normed(LightningModule):
-    """Its layer is wrapped, and each of 50 iterations runs some operators."""
+    """Wraps its layer, and each of 50 iterations runs some operators."""
 
     def __init__(self, wrap):
         super().__init__()
@@ -250,7 +250,7 @@ class Normed(LightningModule):
     [(spectral_norm, "layer.parametrizations.weight.0"), (torch.nn.utils.spectral_norm, "layer")],
 )
 def test_power_iterations_are_named(tmp_path, wrap, path):
-    """The module with its argument, and 49 of 50 parts of its time, whatever that is here."""
+    """The module and its argument, and 49 of 50 parts of its time, however long that is here."""
     callback = make_callback(tmp_path, active=0, flops=True)
     loader = DataLoader(torch.ones(160, 8), batch_size=8)
     fit_quietly(make_trainer(tmp_path, callback), Normed(wrap), loader)
@@ -270,12 +270,12 @@ def test_power_iterations_are_named(tmp_path, wrap, path):
         (("n_power_iterations=50",), 10, 16, Severity.CRITICAL),  # torch's hook on a layer
         (("n_power_iterations=50",), 0, 3, None),
         (("mode='bicubic'",), 0, 16, Severity.INFO),
-        (("inplace=True",), 0, 6, None),  # a part that needn't be dear for it
-        (("padding=1",), 10, 16, None),  # a layer takes what it takes
+        (("inplace=True",), 0, 6, None),  # a part that needn't be expensive because of it
+        (("padding=1",), 10, 16, None),  # a layer takes as long as it must
         ((), 0, 16, None),
     ],
 )
-def test_torch_modules_that_dominate_the_step(arguments, parameters, forward_ms, severity):
+def test_torch_modules_that_dominate_step(arguments, parameters, forward_ms, severity):
     cost = cost_of(("", 0, 0, 0), ("norm", parameters, forward_ms, 0))
     modules = tuple(
         replace(one, arguments=arguments if one.path else (), parameters=parameters if one.path else 10)
@@ -309,8 +309,8 @@ def forward(self, h, mask):
         (3, 4, False),
     ],
 )
-def test_attention_weights_that_nothing_uses(tmp_path, line, attention_ms, is_found):
-    """Half of what attention takes beside its projection; of 4 ms that is too little."""
+def test_unused_attention_weights(tmp_path, line, attention_ms, is_found):
+    """Half of attention's time outside its projection; for 4 ms that's too little."""
     file = tmp_path / "net.py"
     file.write_text(ATTENTION)
     cost = cost_of(
@@ -344,7 +344,7 @@ def test_attention_weights_that_nothing_uses(tmp_path, line, attention_ms, is_fo
         assert [(one.file, one.line, one.is_exact) for one in found.locations] == [(str(file), line, True)]
 
 
-# Gradients that nobody uses
+# Unused gradients
 
 
 class Adversaries(nn.Module):
@@ -373,8 +373,8 @@ def adversarial_step(model, *, detached, frozen, keep_zeros=False):
 
 @pytest.mark.parametrize("detached", [True, False])
 @pytest.mark.parametrize("frozen", [True, False])
-def test_two_networks(detached, frozen):
-    """Not detached: the critic's pass goes on into the generator. Not frozen: it has gradients, too."""
+def test_unused_gradients_of_two_networks(detached, frozen):
+    """Not detached: the critic's pass continues into the generator. Not frozen: it has gradients, too."""
     model = Adversaries()
     seen = watched(model, adversarial_step(model, detached=detached, frozen=frozen))
     found = {one.path: (one.passes, one.beyond, one.within) for one in seen.unused}
@@ -383,7 +383,7 @@ def test_two_networks(detached, frozen):
     assert found == generator | critic
 
 
-def test_one_optimizer_uses_all():
+def test_one_optimizer_uses_all_gradients():
     model = Adversaries()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
@@ -395,8 +395,8 @@ def test_one_optimizer_uses_all():
 
 
 @pytest.mark.parametrize("in_closure", [True, False])
-def test_one_optimizer_without_the_backbone(in_closure):
-    """Its gradients are made last, and no optimizer has them; Lightning's backward is in the closure."""
+def test_gradients_outside_optimizer_are_unused(in_closure):
+    """The backbone's gradients come last, in no optimizer; Lightning runs backward in the closure."""
     model = Adversaries()
     optimizer = torch.optim.SGD(model.critic.parameters(), 0.01)
 
@@ -418,8 +418,8 @@ def test_one_optimizer_without_the_backbone(in_closure):
     assert seen.follows_gradients
 
 
-def test_a_backbone_that_is_frozen_in_name_only(tmp_path):
-    """In a fit: the optimizer has the head alone, and the backbone's gradients are made for nothing."""
+def test_backbone_outside_optimizer_in_fit(tmp_path):
+    """The optimizer has only the head, so the backbone's gradients are wasted."""
 
     class Named(LightningModule):
         def __init__(self):
@@ -442,7 +442,7 @@ def test_a_backbone_that_is_frozen_in_name_only(tmp_path):
 
 
 class Sleeper(nn.Module):
-    """Takes long to give its gradient."""
+    """Computes its gradient slowly."""
 
     def __init__(self, ms):
         super().__init__()
@@ -464,7 +464,7 @@ class SleepsInBackward(torch.autograd.Function):
         return gradient, None
 
 
-def test_gradients_that_were_not_followed_are_not_said_to_be_used():
+def test_unfollowed_gradients_are_not_evaluated():
     cost = replace(cost_of(("", 0, 0, 0), ("layer", 10, 4, 8)), waste=StepWaste())
     steps = steps_of(forward=8, backward=12)
     assert only(judge(unused_gradients, analysis_of(steps, cost=cost))).status is Status.NOT_EVALUATED
@@ -472,8 +472,8 @@ def test_gradients_that_were_not_followed_are_not_said_to_be_used():
     assert only(judge(unused_gradients, analysis_of(steps, cost=cost))).status is Status.CLEAN
 
 
-def test_accumulated_gradients_are_used_later():
-    """Two passes and no step: nothing is known to be for nothing."""
+def test_accumulated_gradients_are_not_unused():
+    """After two passes without a step, nothing is known to be wasted."""
     model = Adversaries()
 
     def run(watch):
@@ -483,7 +483,7 @@ def test_accumulated_gradients_are_used_later():
     assert watched(model, run).unused == ()
 
 
-def test_gradients_that_are_added_to_are_used():
+def test_summed_gradients_are_used():
     """Two losses of one network, one backward each, one step."""
     model = Adversaries()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -496,8 +496,8 @@ def test_gradients_that_are_added_to_are_used():
     assert watched(model, run).unused == ()
 
 
-def test_what_unused_gradients_cost():
-    """Half of 8 ms in the generator is for nothing, and a quarter of 6 in the critic: 5.5 of 20 ms."""
+def test_saving_of_unused_gradients():
+    """Half of 8 ms in the generator is wasted, and a quarter of 6 in the critic: 5.5 of 20 ms."""
     cost = replace(
         cost_of(("", 0, 0, 0), ("generator", 0, 1, 2), ("generator.0", 10, 1, 6), ("critic", 10, 1, 6)),
         waste=StepWaste(
@@ -518,7 +518,7 @@ def test_what_unused_gradients_cost():
 
 
 @pytest.mark.parametrize(("sparse", "tables"), [(False, 1), (True, 0)])
-def test_a_table(sparse, tables):
+def test_dense_embedding_table_is_found(sparse, tables):
     model = nn.Sequential(nn.Embedding(100, 8, sparse=sparse))
     seen = watched(model, lambda watch: backward(watch, model(torch.tensor([[1, 2, 3], [1, 5, 9]])).sum()))
     assert len(seen.tables) == tables
@@ -529,7 +529,7 @@ def test_a_table(sparse, tables):
 @pytest.mark.parametrize(
     ("used", "severity"), [(100, Severity.CRITICAL), (250, Severity.WARNING), (251, None), (1000, None)]
 )
-def test_what_unused_rows_cost(used, severity):
+def test_saving_of_unused_table_rows(used, severity):
     """900 of 1,000 rows of 2 in 4,000 parameters: 45% of 8 + 2 ms of 20."""
     cost = replace(
         cost_of(("", 0, 0, 0), ("users", 10, 1, 1)),
@@ -543,7 +543,7 @@ def test_what_unused_rows_cost(used, severity):
         assert finding.saving_ns_per_step == pytest.approx((1000 - used) * 2 / 4000 * 10 * MS)
 
 
-def test_a_device_does_the_optimizers_work():
+def test_dense_table_on_device_is_not_evaluated():
     cost = replace(cost_of(("", 0, 0, 0)), waste=StepWaste())
     analysis = analysis_of(steps_of(forward=10), cost=cost, device_type="cuda")
     assert only(judge(dense_embeddings, analysis)).status is Status.NOT_EVALUATED
@@ -570,7 +570,7 @@ def sized(**elements):
         ({"float64": 100}, "64-true", Severity.INFO),
     ],
 )
-def test_float64(elements, precision, severity):
+def test_float64_parameters(elements, precision, severity):
     """Half of 4 + 8 + 4 of 20 ms."""
     steps = steps_of(dataloader=4, forward=4, backward=8, optimizer=4)
     analysis = analysis_of(steps, cost=sized(**elements), precision=precision)
@@ -589,16 +589,16 @@ def one_size(**phases_ms):
     return steps
 
 
-def test_what_a_batch_is_too_little_work_for():
-    """4 MFLOP at 4 GFLOP/s are 1 ms, 1 MB at 2 GB/s 0.5 ms: of 6 ms 4.5 are the same for any batch."""
+def test_fixed_time_per_step():
+    """4 MFLOP at 4 GFLOP/s take 1 ms, 1 MB at 2 GB/s 0.5 ms: of 6 ms 4.5 are the same for any batch."""
     steps = one_size(dataloader=2, forward=2, backward=3, optimizer=1)
     found = fixed_by_work(steps, operators=1000, flops=4_000_000, num_bytes=1_000_000)
     assert found.fixed_ns == pytest.approx(4.5 * MS)
     assert found.step_ns == 8 * MS
 
 
-def test_batches_of_one_size_promise_nothing():
-    """A loss over all pairs takes four times as long for twice the batch; one size doesn't tell."""
+def test_equal_batch_sizes_promise_no_saving():
+    """A loss over all pairs takes four times as long for twice the batch; one batch size can't show that."""
     steps = one_size(dataloader=1, forward=2, backward=3, optimizer=1)
     line = LineCount(
         file="/home/me/net.py",
@@ -623,14 +623,14 @@ def test_batches_of_one_size_promise_nothing():
     assert not re.search(r"twice|epoch|batches of", told)
 
 
-def test_what_operators_cannot_take_so_long_for():
-    """100 operators take 3 ms at most; 4.5 ms are somebody else's."""
+def test_fixed_time_longer_than_operators_is_not_measured():
+    """100 operators take 3 ms at most; 4.5 ms must have another cause."""
     steps = one_size(forward=2, backward=3, optimizer=1)
     with pytest.raises(NotMeasured, match="longer than calling its operators"):
         fixed_by_work(steps, operators=100, flops=4_000_000, num_bytes=1_000_000)
 
 
-# Threads beside the training
+# Other threads
 
 
 def spin(seconds):
@@ -640,7 +640,7 @@ def spin(seconds):
 
 
 def test_clocks_of_other_threads():
-    """One thread computes for 0.2 s of CPU time, one waits; a third one has ended when it is asked for."""
+    """One thread computes for 0.2 s of CPU time, one waits, and a third has ended when clocks are read."""
     clocks = ThreadClocks(threading.get_ident())
     waits, may_end, was_seen = threading.Event(), threading.Event(), threading.Event()
 
@@ -711,8 +711,8 @@ def stacks_with(thread_ns, *, module="app", is_users=True):
 @pytest.mark.parametrize(
     ("thread_ms", "severity"), [(600, Severity.CRITICAL), (200, Severity.WARNING), (90, None)]
 )
-def test_a_thread_that_computes(thread_ms, severity):
-    """That share of steps of 10 ms."""
+def test_computing_thread_is_found(thread_ms, severity):
+    """The thread's share of steps of 10 ms."""
     analysis = analysis_of(steps_of(forward=10), stacks=stacks_with(thread_ms * MS))
     finding = only(judge(competing_thread, analysis))
     assert finding.severity is severity
@@ -721,13 +721,13 @@ def test_a_thread_that_computes(thread_ms, severity):
         assert (finding.locations[0].file, finding.locations[0].line) == ("/home/me/watch.py", 7)
 
 
-def test_a_thread_of_a_library_is_named_by_module_and_function():
+def test_library_thread_is_named_by_module_and_function():
     stacks = stacks_with(600 * MS, module="tracker.sync", is_users=False)
     finding = only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks)))
     assert [one.function for one in finding.locations] == ["tracker.sync.walk"]
 
 
-def test_threads_of_torch_are_not_told():
+def test_torch_threads_are_not_reported():
     stacks = stacks_with(600 * MS, module="torch.utils.data._utils.pin_memory", is_users=False)
     assert (
         only(judge(competing_thread, analysis_of(steps_of(forward=10), stacks=stacks))).status is Status.CLEAN
@@ -737,7 +737,7 @@ def test_threads_of_torch_are_not_told():
 # Source lines
 
 
-def test_lines_that_make_things(tmp_path):
+def test_calls_are_found_by_name(tmp_path):
     file = tmp_path / "train.py"
     file.write_text(
         "import numpy as np\n"
@@ -761,13 +761,13 @@ def test_lines_that_make_things(tmp_path):
     }
 
 
-def test_files_that_cannot_be_read(tmp_path):
+def test_unreadable_files_have_no_calls(tmp_path):
     broken = tmp_path / "broken.py"
     broken.write_text("DataLoader(\n")
     assert calls_by_name([str(broken), str(tmp_path / "none.py"), "<stdin>"]) == {}
 
 
-# All of it in a fit
+# All waste in a fit
 
 
 class Wasteful(LightningModule):
@@ -784,7 +784,7 @@ class Wasteful(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def test_a_fit(tmp_path):
+def test_waste_in_fit(tmp_path):
     callback = make_callback(tmp_path, active=0, flops=True)
     fit_quietly(make_trainer(tmp_path, callback), Wasteful(), rows())
     cost = callback.run.ranks[0].model_cost

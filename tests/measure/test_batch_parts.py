@@ -1,4 +1,4 @@
-"""A batch is read without running code of the user's, whatever its classes do."""
+"""Reading a batch runs no user code, whatever the batch's classes do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def noted(name, original):
 
 
 class Meta(ABCMeta):
-    """Notes each look at the class."""
+    """Counts each access to the class."""
 
 
 for name in CLASS_HOOKS:
@@ -53,14 +53,14 @@ for name in CLASS_HOOKS:
 
 
 def tattling(base):
-    """A class, derived from another one, that notes each call of a special method, on it or its objects."""
+    """Derive a class that counts each call of a special method, on the class or on its objects."""
     own = {name: noted(name, getattr(base, name, None)) for name in HOOKS}
     own["__class__"] = property(noted("__class__", type))
     return Meta(f"Tattling{base.__name__}", (base,), own)
 
 
 class TattlingTensor(torch.Tensor):
-    """Notes each look of torch's."""
+    """Counts each access that torch makes."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -78,7 +78,7 @@ class TattlingTensor(torch.Tensor):
 
 
 class Dispatching(torch.Tensor):
-    """A wrapper that computes its shape."""
+    """A wrapper subclass that computes its shape."""
 
     @staticmethod
     def __new__(cls, inner):
@@ -93,7 +93,7 @@ class Dispatching(torch.Tensor):
 
 
 class TattlingArray(np.ndarray):
-    """Notes each look of NumPy's."""
+    """Counts each access that NumPy makes."""
 
     def __getattribute__(self, name):
         calls[f"array {name}"] += 1
@@ -126,7 +126,7 @@ X, Y = torch.zeros(6, 5), torch.zeros(6)
 
 
 def of(base, *arguments, **named):
-    """An object of a class that notes everything."""
+    """An object whose class counts every access."""
     return tattling(base)(*arguments, **named)
 
 
@@ -156,7 +156,7 @@ BATCHES = {
 
 
 @pytest.mark.parametrize("name", BATCHES)
-def test_nothing_of_the_users_is_called(name):
+def test_reading_batch_runs_no_user_code(name):
     batch, sizes, count = BATCHES[name](), BatchShapes(), SampleCounter()
     calls.clear()
     found = [(sizes(batch), count(batch)) for _ in range(5)]
@@ -166,7 +166,7 @@ def test_nothing_of_the_users_is_called(name):
 
 
 @pytest.mark.parametrize("kind", [Dispatching, *map(tattling, (object, Mapping, Sequence))])
-def test_what_cannot_be_read_without_a_call_is_not_read(kind):
+def test_batch_that_needs_user_code_is_not_read(kind):
     batch = Dispatching(X) if kind is Dispatching else kind()
     calls.clear()
     assert BatchShapes()(batch) == 0
@@ -175,7 +175,7 @@ def test_what_cannot_be_read_without_a_call_is_not_read(kind):
     assert not calls
 
 
-def test_no_mode_of_the_users_sees_it():
+def test_user_torch_modes_see_no_call():
     seen = []
 
     class Functions(TorchFunctionMode):
@@ -200,16 +200,14 @@ def test_no_mode_of_the_users_sees_it():
     assert not seen
 
 
-def test_a_default_dict_gets_no_new_keys():
+def test_defaultdict_gets_no_new_keys():
     batches = [defaultdict(list, x=X, y=Y), defaultdict(list, z=X)]
     count = SampleCounter()
     assert [count(batch) for batch in batches] == [6, 6]
     assert [set(batch) for batch in batches] == [{"x", "y"}, {"z"}]
 
 
-def test_what_is_stored_is_what_counts():
-    """Not what a class says it would be."""
-
+def test_stored_items_count_despite_overridden_methods():
     class Half(dict):
         def __len__(self):
             return operator.floordiv(super().__len__(), 2)

@@ -1,4 +1,4 @@
-"""The size of a batch: told by shapes alone, bounded however many there are, and no value is read."""
+"""Batch size keys come from shapes alone, without reading values, and their number is bounded."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Slotted:
 
 
 class Tattling(torch.Tensor):
-    """A tensor that must not be looked into."""
+    """A tensor that raises if an operator runs on it."""
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -53,7 +53,7 @@ def ones(*shape):
         (Slotted(ones(2, 2)), ((2, 2),)),
         (SimpleNamespace(store=SimpleNamespace(x=ones(9, 2), edges=ones(2, 30))), ((9, 2), (2, 30))),
         (np.ones((6, 2)), ((6, 2),)),
-        # Ten images that were not stacked: how many, elements in all, and the largest of each dimension.
+        # Ten images that aren't stacked: count, total elements, largest size of each dimension.
         ([[ones(3, 8, n) for n in range(1, 11)], ones(10)], ((10, 3 * 8 * 55, 3, 8, 10), (10,))),
         ([{"boxes": ones(2, 4)}, {"boxes": ones(5, 4)}], ((2, 28, 5, 4),)),
         (pack_sequence([ones(5, 2), ones(3, 2)]), ((8, 2), (5,))),
@@ -66,7 +66,7 @@ def ones(*shape):
     ],
     ids=range(17),
 )
-def test_shapes(batch, shapes):
+def test_shapes_of_batch(batch, shapes):
     assert shapes_of(batch) == shapes
     sizes = BatchShapes()
     size = sizes(batch)
@@ -75,7 +75,7 @@ def test_shapes(batch, shapes):
     assert sizes.shapes(size) == (shapes or None)
 
 
-def test_batches_of_one_size_are_one():
+def test_equal_shapes_share_one_size():
     sizes = BatchShapes()
     first = sizes([ones(2, 3), ones(2)])
     assert sizes([ones(2, 3) * 7, ones(2)]) == first
@@ -84,7 +84,7 @@ def test_batches_of_one_size_are_one():
     assert len(sizes) == 2
 
 
-def test_nested_and_sparse_tensors_are_told_apart_by_their_elements():
+def test_element_count_distinguishes_nested_and_sparse_tensors():
     sizes = BatchShapes()
     nested = [
         torch.nested.nested_tensor([ones(3, 2), ones(length, 2)], layout=layout)
@@ -97,13 +97,13 @@ def test_nested_and_sparse_tensors_are_told_apart_by_their_elements():
     assert sizes([torch.ones(4, 4).to_sparse()]) == 4
 
 
-def test_no_value_is_read():
-    """Nor the shape of a tensor whose class may compute it."""
+def test_values_are_not_read():
+    """The shape isn't read either if the tensor's class may compute it."""
     tensor = torch.Tensor._make_subclass(Tattling, torch.ones(2, 3))
     assert shapes_of({"x": tensor, "y": torch.ones(2)}) == ((2,),)
 
 
-def test_what_raises_has_no_size():
+def test_batch_that_raises_has_unknown_size():
     class Odd(dict):
         def values(self):
             raise RuntimeError("not now")
@@ -113,8 +113,8 @@ def test_what_raises_has_no_size():
     assert BatchShapes()([Odd(x=1)]) == UNKNOWN
 
 
-def test_steps_are_counted_by_size():
-    """Steps 0 to 2 of one size, 3 to 5 of another, 6 and 7 of the first; step 1 is not clean."""
+def test_clean_steps_are_counted_by_size():
+    """Steps 0 to 2 have one size, 3 to 5 another, 6 and 7 the first; step 1 is not clean."""
     sizes = BatchShapes()
     small, large = sizes(ones(2)), sizes(ones(3))
     tags = np.zeros(8, np.int64)
@@ -131,7 +131,7 @@ def test_steps_are_counted_by_size():
     assert sizes.record(before).clean_steps == (2, 1)
 
 
-def test_of_very_many_sizes_the_later_ones_are_rounded_and_their_number_is_bounded():
+def test_many_sizes_are_rounded_and_bounded():
     sizes = BatchShapes()
     generator = np.random.default_rng(0)
     seen = generator.integers(300, 1400, (20_000, 2))
@@ -144,12 +144,12 @@ def test_of_very_many_sizes_the_later_ones_are_rounded_and_their_number_is_bound
     assert (sum(record.clean_steps), record.other_steps) == (len(seen), 0)
     table = np.array([shape for (shape,) in record.shapes])
     assert set(table[:, 3]) == {3000}, "what does not vary is exact"
-    # Pixels of all steps: what is rounded evens out.
+    # Total pixels of all steps: rounding errors cancel out.
     pixels = (table[:, 1] * table[:, 2] * np.array(record.clean_steps)).sum()
     assert pixels == pytest.approx(seen.prod(axis=1).sum(), rel=2e-3)
 
 
-def test_beyond_the_bound_sizes_are_others():
+def test_sizes_beyond_limit_count_as_other():
     sizes = BatchShapes()
     for step in range(2 * MAX_SIZES):
         sizes.begin(step, sizes([ones(1)] * (1 + step % 7) + [torch.empty(0, step), torch.empty(0, step**2)]))
@@ -159,8 +159,8 @@ def test_beyond_the_bound_sizes_are_others():
     assert sum(record.clean_steps) + record.other_steps == 2 * MAX_SIZES
 
 
-def test_lists_of_numbers_and_text_cost_nothing():
-    """Token ids that were not stacked: neither time nor memory grows with them, and tensors still count."""
+def test_lists_of_numbers_add_no_cost():
+    """Lists of token ids add neither time nor memory as they grow, and tensors still count."""
     sizes = BatchShapes()
     looked_at = Counter()
 
@@ -181,8 +181,8 @@ def test_lists_of_numbers_and_text_cost_nothing():
     assert sizes([[1, ones(5), 2], 3]) != sizes([[1, ones(6), 2], 3])
 
 
-def test_of_a_long_list_of_objects_a_few_stand_for_all(monkeypatch):
-    """However long it is; of samples that are alike they say exactly what all of them would."""
+def test_long_list_of_objects_is_sampled(monkeypatch):
+    """The list's length doesn't matter; if samples are alike, the result is exact."""
     looked_at = set()
     read = batch_shapes.fields_of
     monkeypatch.setattr(batch_shapes, "fields_of", lambda part: looked_at.add(id(part)) or read(part))
@@ -205,13 +205,13 @@ def test_of_a_long_list_of_objects_a_few_stand_for_all(monkeypatch):
 
 
 class Visit:
-    """An object of the user's, with nested lists and no tensor."""
+    """A user's object with nested lists and no tensor."""
 
     def __init__(self):
         self.id, self.events = "v", [[[1, 2], [3, 4]] for _ in range(50)]
 
 
-def test_nested_lists_without_tensors_are_not_walked_through_in_each_step(monkeypatch):
+def test_lists_without_tensors_are_not_walked_every_step(monkeypatch):
     walked = []
     children = batch_shapes._children
     sizes, visits = BatchShapes(), {"visits": [Visit() for _ in range(64)]}
@@ -222,7 +222,7 @@ def test_nested_lists_without_tensors_are_not_walked_through_in_each_step(monkey
     assert sizes(visits | {"x": torch.ones(64, 4)}) != first
 
 
-def test_tensors_of_many_samples_are_told_apart_however_many_there_are():
+def test_differing_tensor_in_last_of_many_samples_counts():
     def targets(boxes):
         return {
             "targets": [{"id": [[0]], "boxes": torch.ones(2, 4)} for _ in range(63)]

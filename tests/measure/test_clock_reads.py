@@ -1,4 +1,4 @@
-"""What measuring may not cost: clock reads, synchronisation, objects that pile up."""
+"""Limits on what measuring costs: clock reads, synchronization and leftover objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:
 
 
 class CountingProfiler(Profiler):
-    """Counts what Lightning tells its profiler, by the step in which it does."""
+    """Counts the events Lightning reports to its profiler, per step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class CountingProfiler(Profiler):
 
 
 class ReadCounter:
-    """A data set that notes how often the clock was read between two of its fetches."""
+    """A dataset that records the clock's read count at each fetch."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -60,14 +60,14 @@ class ReadCounter:
 
 
 class EmptyCallback(Callback):
-    """Overrides nothing: not worth a clock read."""
+    """Overrides nothing, so it must not cost a clock read."""
 
 
 @pytest.mark.parametrize(
     ("model_class", "accumulate"),
     [(PlainModel, 1), (PlainModel, 2), (HookedModel, 1), (HookedModel, 2), (ManualModel, 1)],
 )
-def test_at_most_one_clock_read_per_event_of_lightning(model_class, accumulate):
+def test_at_most_one_clock_read_per_lightning_event(model_class, accumulate):
     extra = {"accumulate_grad_batches": accumulate}
     clock = FakeClock()
     truth = Truth(clock)
@@ -75,7 +75,7 @@ def test_at_most_one_clock_read_per_event_of_lightning(model_class, accumulate):
     make_trainer(profiler=counting, callbacks=[EmptyCallback()], **extra).fit(
         model_class(truth), DataLoader(ReadCounter(clock))
     )
-    # Without the reads of the sampling thread, and of steps that are inspected.
+    # Leave out reads by the sampling thread and in inspected steps.
     callback = ModelProfCallback(
         report={"terminal": False, "files": False}, inspect={"sampling": False}, flops=False
     )
@@ -84,17 +84,17 @@ def test_at_most_one_clock_read_per_event_of_lightning(model_class, accumulate):
     make_trainer(callbacks=[EmptyCallback(), callback], **extra).fit(model_class(truth), DataLoader(data))
 
     reads = [after - before for before, after in zip(data.reads, data.reads[1:], strict=False)]
-    # Our callback adds events of its own to the control's; they are not counted in its favour.
+    # Our callback adds events to those of the control run; they don't count in its favor.
     steps = list(zip(reads, counting.per_step, strict=False))
     assert len(steps) == NUM_STEPS - 1
-    assert all(0 < read <= events for read, events in steps[1:]), steps  # step 0 is when names are checked
+    assert all(0 < read <= events for read, events in steps[1:]), steps  # names are checked in step 0
     if model_class is PlainModel:
-        # hooks that nobody overrides are not measured apart
+        # hooks that aren't overridden aren't measured separately
         assert all(read <= events / 2 for read, events in steps[1:]), steps
 
 
-def test_no_synchronisation_and_no_collective_per_step(monkeypatch):
-    """Not one call more than without the callback, for runs of two lengths."""
+def test_no_synchronization_or_collective_per_step(monkeypatch):
+    """Runs of two lengths make exactly as many calls as without the callback."""
     calls: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:
@@ -128,7 +128,7 @@ def test_no_synchronisation_and_no_collective_per_step(monkeypatch):
         return +long
 
     assert per_steps(ours) == per_steps()
-    assert per_steps(Synchronising)["item"] == 20  # the test can fail
+    assert per_steps(Synchronising)["item"] == 20  # proves that the test can fail
 
 
 class TinyModel(LightningModule):
@@ -144,7 +144,7 @@ class TinyModel(LightningModule):
 
 
 class Synchronising(Callback):
-    """What we must not do."""
+    """What our callback must not do."""
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any) -> None:
         outputs["loss"].item()
@@ -165,24 +165,24 @@ class ObjectCounter(Callback):
             self.counts.append(len(gc.get_objects()))
 
 
-def test_steps_leave_nothing_behind_but_their_row():
-    begin, end = 30, 230  # behind the window, whose tables are kept
+def test_steps_leave_only_their_row():
+    begin, end = 30, 230  # after the window, whose tables are kept
     counter = ObjectCounter(begin, end)
-    # samples come when they come
+    # no sampling: samples arrive at irregular times
     quiet = {"report": {"terminal": False, "files": False}, "inspect": {"sampling": False}}
     callbacks = [counter, ModelProfCallback(**quiet, log_every_n_steps=1000)]
     make_trainer(callbacks=callbacks, log_every_n_steps=1000).fit(
         TinyModel(), DataLoader(torch.ones(end + 2, 2))
     )
     growth = counter.counts[1] - counter.counts[0]
-    # a row is a tuple with the list of the step's phases; a few objects are Lightning's own
+    # a row is a tuple with the list of the step's phases; a few objects belong to Lightning
     assert growth <= 2 * (end - begin) + 50
 
 
-def test_cut_rows_leave_nothing_but_arrays():
-    """A point that is logged turns the rows since the last one into arrays."""
+def test_logging_turns_rows_into_arrays():
+    """Logging a point turns the rows since the last one into arrays."""
 
-    begin, end = 40, 240  # the window's report, which stays, is written before that
+    begin, end = 40, 240  # the window's report, which stays, is written before step 40
     counter = ObjectCounter(begin, end)
     callback = ModelProfCallback(
         report={"terminal": False, "files": False}, inspect={"sampling": False}, log_every_n_steps=50

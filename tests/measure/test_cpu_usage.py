@@ -1,4 +1,4 @@
-"""CPU times in a window: against processes that measure themselves, and against made-up ones."""
+"""CPU times in a window match processes that measure themselves, and invented process histories."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux accounts 
 
 
 def burn(seconds):
-    """Use CPU time; returns what this process has used since it began."""
+    """Use CPU time; return what this process has used since it started."""
     end = time.process_time() + seconds
     while time.process_time() < end:
         pass
     return time.process_time_ns()
 
 
-# Processes that measure themselves. They burn what their standard input tells them to, and answer with the
-# CPU time that they have used in all.
+# Processes that measure themselves. They burn as much CPU time as standard input asks for and answer with
+# the total they've used.
 
 BURNER = """
 import os, subprocess, sys, time
@@ -76,7 +76,7 @@ for line in sys.stdin:
 
 
 class Burner:
-    """One such process, started and not yet burning."""
+    """One such process, started but idle."""
 
     def __init__(self, **environment):
         self.process = subprocess.Popen(
@@ -89,7 +89,7 @@ class Burner:
         self.process.stdout.readline()
 
     def do(self, words):
-        """Do it and return the CPU time since the process began."""
+        """Send a command; return the process's CPU time since it started."""
         print(words, file=self.process.stdin, flush=True)
         return int(self.process.stdout.readline())
 
@@ -111,13 +111,13 @@ def burners(count, **environment):
 
 
 def assert_workers(start, truth_ns, num_processes):
-    """Two ticks for user and system time of each process at each reading."""
+    """Allow two ticks, for user and system time, per process and reading."""
     used = cpu_use_between(start, read_cpu())
     assert used["workers_ns"] == pytest.approx(truth_ns, abs=2 * 2 * TICK_NS * num_processes)
     return used
 
 
-def test_children_that_live_all_the_time():
+def test_children_alive_throughout_window_are_counted():
     with burners(2) as (one, other):
         before = one.do("burn 0.3") + other.do("time")
         start = read_cpu()
@@ -125,23 +125,23 @@ def test_children_that_live_all_the_time():
         used = assert_workers(start, after - before, 2)
     assert list(used) == KEYS
     assert used["workers_ns"] >= 250_000_000
-    assert used["process_ns"] < 100_000_000  # theirs is not ours
+    assert used["process_ns"] < 100_000_000  # excludes the children's time
     assert used["elapsed_ns"] >= 300_000_000
     assert 0 < used["system_busy_ns"] <= used["system_total_ns"]
     assert used["num_cpus"] == os.cpu_count()
 
 
-def test_this_process_is_exact_below_a_tick():
+def test_own_process_time_is_finer_than_tick():
     start = read_cpu()
     begin = time.process_time_ns()
     end = burn(0.004)
     used = cpu_use_between(start, read_cpu())
     assert end - begin <= used["process_ns"] < end - begin + 3_000_000
-    # The two clocks are not read at one moment, and threads of other tests may still spin for a while.
+    # The two clocks aren't read at the same instant, and other tests' threads may still spin for a while.
     assert used["elapsed_ns"] >= used["process_ns"] - 2_000_000
 
 
-def test_the_reading_itself_is_not_in_the_window(monkeypatch):
+def test_reading_time_is_outside_window(monkeypatch):
     monkeypatch.setattr(cpu_usage.psutil, "cpu_count", lambda: burn(0.05) and 3)
     used = cpu_use_between(read_cpu(), read_cpu())
     assert used["process_ns"] < 20_000_000
@@ -149,26 +149,26 @@ def test_the_reading_itself_is_not_in_the_window(monkeypatch):
 
 
 @linux
-def test_a_child_that_ends_meanwhile():
+def test_child_that_ends_during_window_is_counted():
     with burners(1) as (one,):
         before = one.do("burn 0.3")
         start = read_cpu()
         after = one.do("burn 0.2")
         one.end()
-    # What Python does to end is not in its own account, but is in the system's.
+    # Python's shutdown isn't in the child's own figure, but the system counts it.
     used = assert_workers(start, after - before, 2)
-    assert used["workers_ns"] < 300_000_000  # what it used before is not in it
+    assert used["workers_ns"] < 300_000_000  # excludes what it used before the window
 
 
 @linux
-def test_a_child_that_begins_and_ends_meanwhile():
+def test_child_that_starts_and_ends_during_window_is_counted():
     start = read_cpu()
     with burners(1) as (one,):
         truth = one.do("burn 0.25")
     assert_workers(start, truth, 2)
 
 
-def test_a_child_that_begins_meanwhile_and_lives_on():
+def test_child_that_starts_during_window_is_counted():
     start = read_cpu()
     with burners(1) as (one,):
         assert_workers(start, one.do("burn 0.25"), 1)
@@ -176,7 +176,7 @@ def test_a_child_that_begins_meanwhile_and_lives_on():
 
 @linux
 @pytest.mark.parametrize("reaps", ["after", "meanwhile"])
-def test_grandchildren(reaps):
+def test_grandchildren_are_counted(reaps):
     with burners(1) as (one,):
         one.do("child")
         before = one.do("through burn 0.2") + one.do("time")
@@ -186,7 +186,7 @@ def test_grandchildren(reaps):
 
 
 @linux
-def test_a_child_that_ended_and_was_not_yet_waited_for():
+def test_zombie_child_is_counted():
     with burners(1) as (one,):
         before = one.do("burn 0.2")
         start = read_cpu()
@@ -196,11 +196,11 @@ def test_a_child_that_ended_and_was_not_yet_waited_for():
             time.sleep(0.01)
         assert_workers(start, after - before, 2)
         one.end()
-        assert_workers(start, after - before, 2)  # the same from the other account
+        assert_workers(start, after - before, 2)  # reaped: the same from the parent's figure
 
 
 @linux
-def test_children_that_end_on_nobodys_account_are_not_measured():
+def test_workers_are_unknown_if_ended_children_are_unaccounted():
     with burners(2) as (one, other):
         one.do("burn 0.2")
         start = read_cpu()
@@ -214,9 +214,9 @@ def test_children_that_end_on_nobodys_account_are_not_measured():
 
 
 @linux
-def test_other_ranks_are_no_workers(monkeypatch):
+def test_other_ranks_are_not_workers(monkeypatch):
     """Lightning's rank 0 starts the others as its children, with LOCAL_RANK in their environment."""
-    with burners(1) as (forked,):  # began without LOCAL_RANK, like what a process forks that has set it since
+    with burners(1) as (forked,):  # started without LOCAL_RANK, as if forked before it was set
         monkeypatch.setenv("LOCAL_RANK", "0")
         with burners(1) as (spawned,), burners(1, LOCAL_RANK="1") as (rank_1,):
             rank_1.do("child")
@@ -228,7 +228,7 @@ def test_other_ranks_are_no_workers(monkeypatch):
             assert_workers(start, after - before, 2)
 
 
-# Made-up readings
+# Invented readings
 
 
 def made_reading(clock=0, process=0, system=(0, 0), num_cpus=4, **family):
@@ -237,8 +237,8 @@ def made_reading(clock=0, process=0, system=(0, 0), num_cpus=4, **family):
     return CpuReading(begin=instant, end=instant, family=times, num_cpus=num_cpus)
 
 
-def test_arithmetic():
-    """Worked out by hand; a tick is 1, far below what rounding is allowed to hide."""
+def test_cpu_use_worked_out_by_hand():
+    """One tick is 1, far below what rounding may hide."""
     second = 1_000_000_000
     start = made_reading(
         clock=5 * second,
@@ -252,7 +252,7 @@ def test_arithmetic():
         clock=15 * second,
         process=8 * second,
         system=(160, 1000),
-        # + 9 s: the one that ends with 4 + 1 + 2 more seconds, and one that came and went with 2 s
+        # + 9 s: "ends" with 4 + 1 + 2 more seconds, and one that started and ended with 2 s
         me=(0, 16 * second),
         stays=(6 * second, 500),  # 3 s more, and 500 ns of its own children
         comes=(1 * second, 0),
@@ -267,7 +267,7 @@ def test_arithmetic():
     }
 
 
-def test_rounding_never_makes_it_negative():
+def test_rounding_yields_no_negative_time():
     start = made_reading(clock=5, process=5, system=(5, 5), me=(0, 50), ends=(TICK_NS, 0), stays=(9, 9))
     stop = made_reading(clock=4, process=4, system=(6, 1), me=(0, 60), stays=(8, 8))
     used = cpu_use_between(start, stop)
@@ -283,9 +283,9 @@ def test_rounding_never_makes_it_negative():
 
 @st.composite
 def lives(draw):
-    """A family's history in ticks: who runs, is born, ends and is waited for between two readings.
+    """A family's history in ticks: who runs, forks, ends and is reaped between two readings.
 
-    Returns the two readings and the truth, kept by a slow account of its own.
+    Returns the two readings and the true time, from a slow independent count.
     """
     own, reaped, parent, truth, readings = {"me": 0}, {"me": 0}, {}, 0, []
     names = iter(range(1000))
@@ -310,7 +310,7 @@ def lives(draw):
 
 @settings(max_examples=100, deadline=None)
 @given(lives())
-def test_every_history_is_counted_exactly_once(history):
+def test_every_history_is_counted_once(history):
     start, stop, truth_ns = history
     assert cpu_use_between(start, stop)["workers_ns"] == truth_ns
 
@@ -325,7 +325,7 @@ def raise_it(error):
     return fail
 
 
-def test_without_psutil(monkeypatch):
+def test_no_reading_without_psutil(monkeypatch):
     monkeypatch.setattr(cpu_usage, "psutil", None)
     assert read_cpu() is None
 
@@ -347,9 +347,9 @@ def test_without_psutil(monkeypatch):
     ids=["children", "process times", "process", "system times", "number of CPUs"],
 )
 @pytest.mark.parametrize("when", ["start", "stop"])
-def test_what_psutil_cannot_tell_is_none(monkeypatch, owner, name, missing, error, when):
+def test_value_psutil_cannot_read_is_none(monkeypatch, owner, name, missing, error, when):
     readings = {}
-    if name == "children":  # asked where the system has no list of them
+    if name == "children":  # used only if the system has no list of children
         monkeypatch.setattr(cpu_usage, "_PROCESSES", Path("/nowhere"))
     for moment in ("start", "stop"):
         with monkeypatch.context() as patch:
@@ -358,19 +358,19 @@ def test_what_psutil_cannot_tell_is_none(monkeypatch, owner, name, missing, erro
             readings[moment] = read_cpu()
     used = cpu_use_between(readings["start"], readings["stop"])
     if name == "cpu_count" and when == "start":
-        missing = set()  # asked twice, needed once
+        missing = set()  # read twice, needed once
     assert {key for key, value in used.items() if value is None} == missing
 
 
-def test_a_platform_with_fewer_fields(monkeypatch):
-    """Windows: interrupts are within system, there is no iowait."""
+def test_platform_with_fewer_cpu_fields(monkeypatch):
+    """Windows counts interrupts in system time and has no iowait."""
     times = SimpleNamespace(user=3.0, system=2.0, idle=10.0, interrupt=0.5, dpc=0.25)
     monkeypatch.setattr(cpu_usage.psutil, "cpu_times", lambda: times)
     assert read_cpu().end.system_ns == (5_000_000_000, 10_000_000_000)
 
 
 @pytest.mark.parametrize(("failures", "expected"), [(2, 1), (3, None)])
-def test_a_child_that_vanishes_while_it_is_read_is_read_anew(monkeypatch, failures, expected):
+def test_family_is_read_again_if_child_vanishes(monkeypatch, failures, expected):
     remaining = [failures]
     read_once = cpu_usage._read_family_once
 
@@ -389,7 +389,7 @@ def test_a_child_that_vanishes_while_it_is_read_is_read_anew(monkeypatch, failur
 
 
 class Burning(Numbers):
-    """Whose workers burn CPU time, and note how much they did."""
+    """Its workers burn CPU time and record how much."""
 
     def __init__(self, folder, size=16):
         super().__init__(size)
@@ -407,7 +407,7 @@ def metadata_of(folder, window):
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="fits in workers are slow")
-def test_a_window_counts_the_workers(tmp_path):
+def test_window_counts_workers(tmp_path):
     data = DataLoader(Burning(tmp_path), batch_size=2, num_workers=2, multiprocessing_context="fork")
     callback = run_fit(tmp_path, data=data, trainer={"max_epochs": 2}, steps=(2, 13))
     (window,) = windows_of(callback)
@@ -417,13 +417,13 @@ def test_a_window_counts_the_workers(tmp_path):
     assert list(used) == KEYS
     steps = callback.run.ranks[0].steps
     recorded_ns = int(steps.duration_ns[(steps.step >= 2) & (steps.step < 13)].sum())
-    # Both readings are in or next to the first and the last recorded step.
+    # Each reading falls in the first or last recorded step, or in its neighbor.
     surely_ns = int(steps.duration_ns[(steps.step >= 3) & (steps.step < 12)].sum())
     at_most_ns = int(steps.duration_ns[(steps.step >= 1) & (steps.step < 14)].sum())
     assert surely_ns <= used["elapsed_ns"] <= at_most_ns
     assert 0 < used["process_ns"] < recorded_ns * used["num_cpus"]
-    # Across the boundary of epochs: of 32 numbers at 20 ms the workers prefetch 12 before step 2 at most, and
-    # have fetched 22 at least when step 12 has its batch.
+    # Across the epoch boundary: of 32 numbers at 20 ms, workers have prefetched at most 12 before step 2 and
+    # have fetched at least 22 when step 12 gets its batch.
     told_ns = sum(int(file.read_text()) for file in tmp_path.glob("worker_*"))
     assert 10 * 20_000_000 <= used["workers_ns"] <= told_ns + 4 * 2 * TICK_NS
     assert used["workers_ns"] > used["process_ns"] / 10
@@ -432,7 +432,7 @@ def test_a_window_counts_the_workers(tmp_path):
     assert used["system_total_ns"] == pytest.approx(used["elapsed_ns"] * used["num_cpus"], rel=0.2)
 
 
-def test_every_window_has_its_own(tmp_path):
+def test_each_window_has_its_own_cpu_times(tmp_path):
     callback = run_fit(tmp_path, active=2, repeat=2, wait=0, warmup=0)
     steps = callback.run.ranks[0].steps
     assert len(windows_of(callback)) == 2
@@ -444,13 +444,13 @@ def test_every_window_has_its_own(tmp_path):
         assert used["workers_ns"] is not None
 
 
-def test_a_window_without_psutil(tmp_path, monkeypatch):
+def test_window_without_psutil_has_no_cpu_times(tmp_path, monkeypatch):
     monkeypatch.setattr(cpu_usage, "psutil", None)
     callback = run_fit(tmp_path, steps=(2, 4))
     assert metadata_of(tmp_path, windows_of(callback)[0])["cpu"] is None
 
 
-def test_a_window_where_no_thread_can_be_had(tmp_path, monkeypatch):
+def test_window_without_reader_thread_has_no_cpu_times(tmp_path, monkeypatch):
     def refuse(work, name):
         raise RuntimeError("can't start new thread")
 
@@ -459,7 +459,7 @@ def test_a_window_where_no_thread_can_be_had(tmp_path, monkeypatch):
     assert metadata_of(tmp_path, windows_of(callback)[0])["cpu"] is None
 
 
-def test_readings_are_two_per_window_and_none_per_step(tmp_path, monkeypatch):
+def test_cpu_is_read_twice_per_window(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(capture, "read_cpu", lambda: calls.append(1) or read_cpu())
     run_fit(tmp_path / "short", steps=(2, 4))
@@ -469,9 +469,9 @@ def test_readings_are_two_per_window_and_none_per_step(tmp_path, monkeypatch):
     assert len(calls) == 4
 
 
-def test_the_reading_is_not_in_a_trace_with_stacks(tmp_path):
+def test_trace_with_stacks_excludes_cpu_reading(tmp_path):
     callback = run_fit(tmp_path, steps=(2, 3), with_stack=True)
     packed = (tmp_path / "modelprof" / windows_of(callback)[0].trace_file).read_bytes()
     calls = {event["name"] for event in json.loads(igzip.decompress(packed))["traceEvents"]}
-    assert any("capture.py" in name for name in calls)  # it would be seen
+    assert any("capture.py" in name for name in calls)  # it would show up
     assert {name for name in calls if "psutil" in name or ("cpu.py" in name and "read" in name)} == set()

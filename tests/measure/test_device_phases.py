@@ -1,4 +1,4 @@
-"""Device time by phase from marks that are reached late, in any order, or never."""
+"""Device time by phase, from marks that are reached late, out of order or never."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Mark:
 
 
 class FakeDeviceClock:
-    """A stream that is asked for its time and never waited for.
+    """A stream whose time is polled and never waited for.
 
     Attributes:
-        now_ns: where the host's next mark is put on the stream.
-        reached_ns: how far the device has come; ``None`` for as far as the host.
-        overtaken: marks of another stream that has not come as far.
+        now_ns: where the host's next mark goes on the stream.
+        reached_ns: how far the device has come; ``None`` means as far as the host.
+        overtaken: marks of another stream that lags behind.
     """
 
     def __init__(self) -> None:
@@ -117,13 +117,13 @@ def steps() -> Steps:
     return Steps()
 
 
-def test_times_between_marks_belong_to_the_phase_that_began(steps):
+def test_time_between_marks_belongs_to_phase_that_started(steps):
     steps.run(3)
     assert steps.read == steps.expected(0, 1, 2)
     assert steps.phases.num_given_up == 0
 
 
-def test_steps_that_the_device_reaches_late_are_read_late(steps):
+def test_steps_reached_late_are_read_late(steps):
     steps.clock.reached_ns = 0
     steps.run(3)
     assert steps.read == []
@@ -136,11 +136,11 @@ def test_steps_that_the_device_reaches_late_are_read_late(steps):
 
 
 def test_steps_reached_out_of_order_are_read_in_order(steps):
-    """A step's last mark is the next one's first: it must not be used again while the step still waits."""
+    """A step's last mark is the next step's first: it must not be reused while the step still waits."""
     steps.run(2)
     steps.clock.reached_ns = steps.clock.now_ns
     steps.run()
-    end_of_third_step = steps.clock.marks[12]  # one mark at the start, then four in each step
+    end_of_third_step = steps.clock.marks[12]  # one mark at the start, then four per step
     steps.clock.overtaken = {end_of_third_step}
     steps.clock.reached_ns = None
     steps.run(2)
@@ -151,7 +151,7 @@ def test_steps_reached_out_of_order_are_read_in_order(steps):
     assert steps.read == steps.expected(0, 1, 2, 3, 4)
 
 
-def test_step_with_a_mark_of_a_stream_that_is_behind_waits(steps):
+def test_step_waits_for_mark_on_lagging_stream(steps):
     steps.run()
     steps.clock.reached_ns = steps.clock.now_ns
     steps.run()
@@ -165,7 +165,7 @@ def test_step_with_a_mark_of_a_stream_that_is_behind_waits(steps):
     assert steps.read == steps.expected(0, 1)
 
 
-def test_steps_that_are_never_reached_are_given_up_and_do_not_pile_up(steps):
+def test_steps_never_reached_are_given_up(steps):
     steps.clock.reached_ns = 0
     steps.run(MAX_PENDING + 5)
     assert steps.phases.num_given_up == 5
@@ -173,7 +173,7 @@ def test_steps_that_are_never_reached_are_given_up_and_do_not_pile_up(steps):
     steps.clock.reached_ns = None
     steps.phases.collect()
     assert steps.read == steps.expected(*range(5, MAX_PENDING + 5))
-    # marks of steps that were given up may still be on their way: they are not used again
+    # marks of given-up steps may still be pending, so they aren't reused
     assert {mark.times_released for mark in steps.clock.marks[: 4 * 5]} == {0}
 
 
@@ -188,14 +188,14 @@ def test_step_with_negative_time_is_given_up(steps):
     assert steps.phases.num_given_up == 1
 
 
-def test_every_mark_is_released_exactly_once(steps):
+def test_each_mark_is_released_once(steps):
     steps.run(7)
     *released, open_one = steps.clock.marks
     assert {mark.times_released for mark in released} == {1}
-    assert open_one.times_released == 0  # the running step begins there
+    assert open_one.times_released == 0  # the running step starts there
 
 
-def test_discarded_marks_are_in_no_step(steps):
+def test_discarded_marks_count_in_no_step(steps):
     steps.run()
     steps.clock.advance(77)
     steps.phases.mark(FORWARD)
@@ -223,7 +223,7 @@ def test_cpu_has_no_device_clock():
 
 
 class EndsEpoch(Callback):
-    """Costs time after the last step of an epoch: to the device that is the turn of the epoch."""
+    """Spends time after an epoch's last step, which the device counts as the epoch's turn."""
 
     def __init__(self, truth: Truth) -> None:
         self.truth = truth
@@ -235,7 +235,7 @@ class EndsEpoch(Callback):
 
 @pytest.fixture
 def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench with a device that takes three times the host's time for everything."""
+    """A bench whose device takes three times the host's time for everything."""
     bench = Bench()
     bench.truth.device = FakeDeviceClock()
     monkeypatch.setattr(
@@ -245,14 +245,14 @@ def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 def device_steps_of(truth: Truth) -> list[dict[str, int]]:
-    renamed = {"callbacks": "other"}  # callbacks and hooks put no marks
+    renamed = {"callbacks": "other"}  # callbacks and hooks set no marks
     return [{renamed.get(key, key): ns for key, ns in step.items()} for step in truth.device_steps]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_class", [PlainModel, PlainManualModel])
 @pytest.mark.parametrize("lag_ns", [0, 10**12], ids=["reached at once", "reached at the end"])
-def test_device_times_of_a_fit(device_bench, model_class, lag_ns):
+def test_device_times_in_fit(device_bench, model_class, lag_ns):
     bench = device_bench
     device = bench.truth.device
     device.reached_ns = None if lag_ns == 0 else -1
@@ -278,7 +278,7 @@ def test_device_times_of_a_fit(device_bench, model_class, lag_ns):
 
 
 @pytest.mark.slow
-def test_flops_per_second_are_by_the_device_where_the_cpu_ran_ahead(device_bench):
+def test_flops_rate_uses_device_time_if_cpu_runs_ahead(device_bench):
     """The device takes three times as long as the host, which never waits for it."""
     device_bench.callback = MeasuredCallback(device_bench.truth, flops=True, skip_first=2)
     device_bench.fit(PlainModel(device_bench.truth), device_bench.data(24), limit_train_batches=24)
@@ -293,8 +293,8 @@ def test_flops_per_second_are_by_the_device_where_the_cpu_ran_ahead(device_bench
 
 
 @pytest.mark.slow
-def test_device_times_of_steps_with_every_hook_sum_to_the_step(device_bench):
-    """Hooks belong to the phase that was marked last; nothing is lost between marks."""
+def test_device_times_sum_to_step_with_every_hook(device_bench):
+    """Hooks belong to the phase marked last; no time is lost between marks."""
     bench = device_bench
     bench.fit(
         HookedModel(bench.truth),
@@ -310,7 +310,7 @@ def test_device_times_of_steps_with_every_hook_sum_to_the_step(device_bench):
 
 
 @pytest.mark.slow
-def test_skipped_batches_are_in_no_device_time(device_bench):
+def test_skipped_batches_add_no_device_time(device_bench):
     bench = device_bench
 
     class Skips(PlainModel):
@@ -323,7 +323,7 @@ def test_skipped_batches_are_in_no_device_time(device_bench):
 
 
 @pytest.mark.slow
-def test_device_times_when_training_step_fetches_for_itself(device_bench):
+def test_device_times_if_training_step_fetches_batches(device_bench):
     bench = device_bench
 
     class FetchesItself(PlainModel):
@@ -337,7 +337,7 @@ def test_device_times_when_training_step_fetches_for_itself(device_bench):
 
 
 @pytest.mark.slow
-def test_steps_never_reached_are_not_measured_and_the_report_says_so(device_bench):
+def test_report_notes_steps_without_device_time(device_bench):
     bench = device_bench
     bench.truth.device.reached_ns = -1
     bench.fit(PlainModel(bench.truth), bench.data(MAX_PENDING + 3))
@@ -354,7 +354,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 @gpu
 @needs_cuda
-def test_events_of_a_device():
+def test_events_time_work_on_cuda_device():
     clock = TorchEventClock(torch.device("cuda"))
     matrix = torch.rand(4_096, 4_096, device="cuda")
     torch.cuda.synchronize()
@@ -375,7 +375,7 @@ def test_events_of_a_device():
 @pytest.mark.slow
 @gpu
 @needs_cuda
-def test_fit_on_a_device():
+def test_fit_on_cuda_device():
     class OnDevice(PlainModel):
         def loss(self, batch, backward_phase="backward"):
             matrix = torch.rand(2_048, 2_048, device=self.device)
@@ -388,16 +388,16 @@ def test_fit_on_a_device():
     assert callback.run is not None
     steps = callback.run.ranks[0].steps
     known = (steps.device_phases_ns != NOT_MEASURED).all(axis=1)
-    assert known[:-1].all()  # the last step's marks may not be reached yet
+    assert known[:-1].all()  # the last step's marks may be pending
     assert (steps.device_phases_ns[known][:, FORWARD] > 0).all()
     assert "Device total" in render_text(callback.report)
 
 
-# What marking costs
+# Cost of marking
 
 
 class CostlyMarks(FakeDeviceClock):
-    """A device whose driver takes the host's time for each mark, and half of it for each look."""
+    """A device whose driver takes host time for each mark, and half as much for each query."""
 
     def __init__(self, host: FakeHost, mark_ns: int) -> None:
         super().__init__()
@@ -421,7 +421,7 @@ class FakeHost:
 
 
 def costly_steps(step_ns: int, mark_ns: int, count: int) -> tuple[DevicePhases, list[int], CostlyMarks, int]:
-    """Steps of four phases; returns their numbers that were measured, and the host's time in the end."""
+    """Run four-phase steps; return the phases, measured step numbers, the clock and the final host time."""
     host, measured = FakeHost(), []
     clock = CostlyMarks(host, mark_ns)
     phases = DevicePhases(clock, lambda step, phases_ns: measured.append(step), host)
@@ -436,27 +436,27 @@ def costly_steps(step_ns: int, mark_ns: int, count: int) -> tuple[DevicePhases, 
     return phases, measured, clock, host.now_ns
 
 
-def test_marking_rests_when_it_would_take_more_than_its_share():
+def test_marking_pauses_if_it_exceeds_its_share():
     phases, measured, clock, loop_ns = costly_steps(step_ns=2_400_000, mark_ns=60_000, count=20_000)
     one_step_ns = 6 * 60_000
     assert phases.cost_ns <= FREE_NS + MAX_SHARE * loop_ns + one_step_ns
-    assert phases.cost_ns >= 0.5 * MAX_SHARE * loop_ns  # it does not rest for longer than it must
+    assert phases.cost_ns >= 0.5 * MAX_SHARE * loop_ns  # it pauses no longer than needed
     assert measured[:100] == list(range(100))  # the first steps are all measured
     assert len(measured) + phases.num_unmarked == 20_000
-    # An optimizer that steps every fourth batch is measured as often as any other batch.
+    # A batch with an optimizer step, every fourth, is measured as often as any other.
     counts = [sum(number % 4 == rest for number in measured) for rest in range(4)]
     assert min(counts) > 0.7 * max(counts)
     assert max(mark.times_released for mark in clock.marks) == 1
     assert sum(mark.times_released == 0 for mark in clock.marks) <= 1
 
 
-def test_marking_of_long_steps_never_rests():
+def test_marking_long_steps_never_pauses():
     phases, measured, _, _ = costly_steps(step_ns=50_000_000, mark_ns=60_000, count=500)
     assert phases.num_unmarked == 0
     assert len(measured) == 500
 
 
-def test_steps_still_on_the_device_when_the_loop_ends_are_read(steps):
+def test_finish_reads_steps_still_on_device(steps):
     steps.clock.reached_ns = 0
     steps.run(17)
     naps: list[float] = []
@@ -471,7 +471,7 @@ def test_steps_still_on_the_device_when_the_loop_ends_are_read(steps):
     assert len(naps) == 5
 
 
-def test_a_device_that_hangs_is_given_up_soon(steps):
+def test_finish_gives_up_on_hanging_device(steps):
     steps.clock.reached_ns = 0
     steps.run(3)
     naps: list[float] = []

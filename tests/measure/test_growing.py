@@ -1,4 +1,4 @@
-"""Attributes that grow from step to step, and the lines that add to them."""
+"""Attributes that grow from step to step are found, with the lines that add to them."""
 
 from collections import deque
 from dataclasses import replace
@@ -54,7 +54,7 @@ def grown(keeper, steps=100):
     return {one.name: one for one in watch.result()}, looks
 
 
-def test_what_grows_by_one_a_step():
+def test_growth_per_step_is_found():
     found, looks = grown(Keeper())
     assert list(found) == ["joined", "kept", "by_name"]  # fastest first
     one = found["kept"]
@@ -62,7 +62,7 @@ def test_what_grows_by_one_a_step():
     assert looks < 16, "seldom"
 
 
-def test_the_lines_that_add_to_it():
+def test_lines_that_add_are_found():
     found, _ = grown(Keeper())
     assert [(one.function, one.line) for one in found["kept"].lines] == [("Keeper.step", line_of("kept"))]
     assert found["joined"].lines[-1].line == line_of("joined")
@@ -83,7 +83,7 @@ class Holder:
         pytest.param(object, None, id="anything"),
     ],
 )
-def test_what_an_element_takes(element, most):
+def test_bytes_per_element(element, most):
     holder = Holder()
     watch = GrowthWatch(lambda: (holder,))
     for number in range(100):
@@ -100,11 +100,11 @@ class Cleared(Keeper):
         super().step(number)
 
 
-def test_what_is_cleared_with_each_epoch_grows_within_one():
+def test_growth_within_epoch_is_found():
     assert "kept" in grown(Cleared())[0]
 
 
-def test_objects_that_cannot_be_looked_at():
+def test_unreadable_objects_are_skipped():
     class Odd:
         @property
         def __dict__(self):
@@ -127,7 +127,7 @@ class Collects(Net):
         return loss
 
 
-def test_in_a_fit(tmp_path):
+def test_growing_attribute_in_fit(tmp_path):
     record = run_fit(tmp_path, module=Collects(), data=loader(40)).run.ranks[0].memory
     [one] = record.growing
     assert (one.owner, one.name) == ("Collects", "losses")
@@ -167,16 +167,16 @@ class Other:
         pytest.param("sum(net.seen)", True, id="another object's"),
     ],
 )
-def test_it_is_said_of_a_function_that_reads_it(tmp_path, line, is_said):
+def test_advice_names_growth_if_function_reads_attribute(tmp_path, line, is_said):
     advice = advice_at(tmp_path, next(n for n, one in enumerate(SOURCE.splitlines(), 1) if line in one))
     assert ("which grows every step (line 4; 99 elements" in advice) == is_said
 
 
-def test_the_same_name_in_another_class_is_something_else(tmp_path):
+def test_same_name_in_another_class_is_ignored(tmp_path):
     assert "self.seen" not in advice_at(tmp_path, SOURCE.splitlines().index("class Other:") + 3)
 
 
-def test_a_file_that_has_changed_since_is_not_read(tmp_path):
+def test_file_changed_after_run_is_not_read(tmp_path):
     advice = advice_at(tmp_path, 9, created="2001-01-01T00:00:00+00:00")
     assert "self.seen" not in advice
 
@@ -197,5 +197,5 @@ def advice_at(folder, line, created="2999-01-01T00:00:00+00:00"):
 
 
 @pytest.mark.parametrize("steps", [3, 4])
-def test_a_few_steps_tell_nothing(steps):
+def test_few_steps_report_no_growth(steps):
     assert grown(Keeper(), steps)[0] == {}

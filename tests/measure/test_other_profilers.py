@@ -1,4 +1,4 @@
-"""Any other torch profiler around, in or before the windows: training runs, and the process with it."""
+"""Training survives any other torch profiler around, during or before our windows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.support.fits import run_script
 
 pytestmark = pytest.mark.slow
 
-# torch can take the process with it when two profilers meet, so each case is a process of its own, forked
-# from one that has the imports done.
+# torch can crash the process when two profilers meet, so each case runs in a process forked from one that has
+# done the imports.
 CASES = """
 import json, os, sys
 from contextlib import nullcontext
@@ -155,7 +155,7 @@ def outcomes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_another_torch_profiler(outcomes, name):
+def test_training_survives_another_torch_profiler(outcomes, name):
     outcome = outcomes[name]
     assert isinstance(outcome, dict), outcome
     assert [status for status, _ in outcome["windows"]] == EXPECTED[name]
@@ -178,7 +178,7 @@ def test_another_torch_profiler(outcomes, name):
         assert outcome["traces"][0] > 20, "theirs has what it recorded"
 
 
-def test_all_objects_are_looked_at_until_none_waited(monkeypatch):
+def test_all_objects_are_searched_until_no_profiler_waits(monkeypatch):
     looks, answers = [], [True, False]
     monkeypatch.setattr(
         other_profilers, "_is_one_waiting", lambda: looks.append(None) or answers[len(looks) - 1]

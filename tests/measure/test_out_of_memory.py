@@ -1,4 +1,4 @@
-"""Memory that runs out: what the report says, and that the user's exception is the user's."""
+"""Out-of-memory errors are reported, and the user's exception stays unchanged."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def described(error, device=CUDA, counters=None, named=None, **kwargs):
     ],
     ids=["torch", "old", "mps", "driver", "cublas", "host", "windows", "numpy", "python"],
 )
-def test_messages_are_read(error, device, requested, total, allocated, reserved):
-    """The message speaks of the moment of failure; the counters, read later, fill what it does not say."""
+def test_sizes_are_parsed_from_message(error, device, requested, total, allocated, reserved):
+    """The message describes the moment of failure; counters, read later, fill in what it leaves out."""
     assert out_of_memory_error(error) is error
     on = torch.device("mps" if device == "mps" else "cuda", 0)
     event = described(error, on, DeviceBytes(allocated=3 * GIB, reserved=4 * GIB))
@@ -107,7 +107,7 @@ def test_messages_are_read(error, device, requested, total, allocated, reserved)
     assert "\n" not in event.message
 
 
-def test_what_is_not_about_memory():
+def test_other_errors_are_not_out_of_memory():
     for error in (
         RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
         ValueError("out of memory"),
@@ -116,8 +116,8 @@ def test_what_is_not_about_memory():
         assert out_of_memory_error(error) is None
 
 
-def test_behind_another_exception():
-    """As a cause, and as the exception that was being handled; a circle of causes comes to an end."""
+def test_error_is_found_behind_another_exception():
+    """Found as a cause and as the exception being handled; a cycle of causes ends the search."""
     inner = TORCH_ERROR(NEW)
 
     def raise_from(cause):
@@ -137,8 +137,8 @@ def test_behind_another_exception():
     assert out_of_memory_error(one) is None
 
 
-def test_holders_by_hand():
-    """Two layers with 64 + 16 bytes, gradients of the first, Adam's state of both, buffers, a tie."""
+def test_holders_worked_out_by_hand():
+    """Two layers with 64 + 16 bytes, the first's gradients, Adam's state of both, buffers, a tied weight."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4, affine=False))
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.ones(3, 4)).sum().backward()
@@ -166,7 +166,7 @@ def test_holders_by_hand():
     assert tied[0]["parameters"] == 160 - 64
 
 
-def test_an_optimizer_unlike_all_others_costs_only_the_holders():
+def test_odd_optimizer_state_loses_only_holders():
     event = described(TORCH_ERROR(NEW), named=Named({}, {}, (SimpleNamespace(state=[1, 2]),)))
     assert (event.by_category, event.holders) == ({}, ())
     assert event.requested_bytes == 2.5 * GIB
@@ -202,8 +202,8 @@ def event_of(**changes):
     return OutOfMemory(**(values | changes))
 
 
-def test_activations_dominate():
-    """78 GiB less 16 that are known: 62 GiB of activations and others."""
+def test_finding_if_activations_dominate():
+    """78 GiB minus 16 known leaves 62 GiB of activations and others."""
     found = finding_of(event_of())
     assert (found.status, found.severity) == (Status.FOUND, Severity.CRITICAL)
     assert found.summary == (
@@ -219,19 +219,19 @@ def test_activations_dominate():
     assert asked.locations == (Place(file="/home/me/net.py", line=12, function="Net.forward", is_exact=True),)
 
 
-def test_optimizer_state_dominates():
+def test_finding_if_optimizer_state_dominates():
     held = {"parameters": 15 * GIB, "gradients": 15 * GIB, "optimizer state": 40 * GIB}
     action = finding_of(event_of(by_category=held), precision="bf16-true").action
     assert action.index("8-bit") < action.index("FSDP), or a smaller model") < action.index("smaller batch")
-    assert "bf16-mixed" not in action  # it is so already
+    assert "bf16-mixed" not in action  # it's used already
 
 
-def test_fragmentation_dominates():
+def test_finding_if_fragmentation_dominates():
     action = finding_of(event_of(allocated_bytes=20 * GIB, reserved_bytes=70 * GIB)).action
     assert action.startswith("Try PYTORCH_CUDA_ALLOC_CONF=expandable_segments")
 
 
-def test_one_tensor_is_larger_than_everything():
+def test_finding_if_one_tensor_exceeds_all_memory():
     event = event_of(
         device="cpu", requested_bytes=2**52, total_bytes=None, allocated_bytes=None, reserved_bytes=None
     )
@@ -241,7 +241,7 @@ def test_one_tensor_is_larger_than_everything():
     assert "bf16" not in found.action
 
 
-def test_clean():
+def test_no_error_is_clean():
     assert finding_of(None).status is Status.CLEAN
 
 
@@ -249,7 +249,7 @@ def test_clean():
 
 
 class Failing(Net):
-    """Fails at batch 3, in the phase that is asked for."""
+    """Fails at batch 3, in the given phase."""
 
     def __init__(self, error, where="forward"):
         super().__init__()
@@ -304,8 +304,8 @@ def finding_in(report):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["forward", "backward", "optimizer"])
-def test_the_report_is_there_before_the_exception_leaves(tmp_path, where):
-    """Net has 161 parameters, Adam two averages of each and 4 step counts."""
+def test_report_is_written_before_exception_propagates(tmp_path, where):
+    """Net has 161 parameters; Adam keeps two averages of each and 4 step counts."""
     error = TORCH_ERROR(NEW)
     callback, raised = fail_in(tmp_path, Failing(error, where))
     assert raised is error
@@ -322,14 +322,14 @@ def test_the_report_is_there_before_the_exception_leaves(tmp_path, where):
 
 
 @pytest.mark.slow
-def test_it_is_the_first_finding(tmp_path):
+def test_out_of_memory_is_first_finding(tmp_path):
     fail_in(tmp_path, Failing(TORCH_ERROR(NEW)))
     first = report_of(tmp_path)["findings"][0]
     assert (first["kind"], first["severity"]) == ("out_of_memory", "critical")
 
 
 @pytest.mark.slow
-def test_a_tensor_that_is_really_too_large(tmp_path):
+def test_allocation_that_really_fails(tmp_path):
     class Greedy(Net):
         def training_step(self, batch, batch_idx):
             if batch_idx == 2:
@@ -349,7 +349,7 @@ def test_a_tensor_that_is_really_too_large(tmp_path):
 
 
 @pytest.mark.slow
-def test_it_may_be_behind_the_users_own_exception(tmp_path):
+def test_user_exception_that_wraps_error_is_reported(tmp_path):
     class Wrapping(Failing):
         def training_step(self, batch, batch_idx):
             try:
@@ -365,14 +365,14 @@ def test_it_may_be_behind_the_users_own_exception(tmp_path):
 
 
 @pytest.mark.slow
-def test_other_exceptions_are_no_such_finding(tmp_path):
+def test_other_exception_is_clean(tmp_path):
     fail_in(tmp_path, Failing(ValueError("something else")))
     assert finding_in(report_of(tmp_path))["status"] == "clean"
 
 
 @pytest.mark.slow
-def test_nothing_of_the_exception_stays_alive(tmp_path):
-    """When the user lets go of the exception, the tensors in its frames die, though the callback lives."""
+def test_callback_keeps_no_exception_alive(tmp_path):
+    """Once the user drops the exception, tensors in its frames die, though the callback lives."""
     model = Failing(TORCH_ERROR(NEW))
     callback, raised = fail_in(tmp_path, model)
     assert model.big() is not None
@@ -383,8 +383,8 @@ def test_nothing_of_the_exception_stays_alive(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_model_dies_though_the_callback_lives(tmp_path):
-    """After an exception Lightning calls no teardown."""
+def test_callback_keeps_no_model_alive(tmp_path):
+    """Lightning calls no teardown after an exception."""
     model = Failing(TORCH_ERROR(NEW))
     callback, raised = fail_in(tmp_path, model)
     alive = weakref.ref(model)
@@ -396,7 +396,7 @@ def test_the_model_dies_though_the_callback_lives(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["describe", "out_of_memory_error"])
-def test_if_ours_fails_the_users_exception_leaves_all_the_same(tmp_path, monkeypatch, name):
+def test_user_exception_propagates_if_profiler_fails(tmp_path, monkeypatch, name):
     def fail(*args, **kwargs):
         raise ZeroDivisionError("ours")
 
@@ -409,8 +409,8 @@ def test_if_ours_fails_the_users_exception_leaves_all_the_same(tmp_path, monkeyp
     assert any("ZeroDivisionError: ours" in note for note in report["summary"]["memory"]["notes"])
 
 
-def test_nothing_is_allocated_on_the_device_to_look():
-    """No operator runs: a dispatch mode that refuses all of them sees none."""
+def test_finding_holders_allocates_nothing():
+    """No operator runs: a dispatch mode that rejects all of them sees none."""
 
     class Refuse(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -1,4 +1,4 @@
-"""What the profiler took of a loop: from hand-made steps, and in a real run against the clock around it."""
+"""Profiler overhead, from invented steps and from real runs against the clock."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def cost_of(rows, outside_ns=None):
     return own_cost(StepTotals.of(steps), outside_ns, step_costs(steps, outside_ns))
 
 
-def test_the_users_profiler_is_not_ours(tmp_path):
-    """It takes much of the time of this run; what is said of the profiler's own work is about us."""
+def test_user_profiler_is_not_our_overhead(tmp_path):
+    """It takes much of this run's time; our overhead must not include it."""
 
     class Slow(PassThroughProfiler):
         def start(self, action_name):
@@ -58,10 +58,10 @@ def test_the_users_profiler_is_not_ours(tmp_path):
     assert cost.work_ns < cost.loop_ns - phases["Your profiler"][2]
 
 
-def test_a_window_and_an_inspection():
+def test_overhead_of_window_and_inspection():
     rows = [
         *[(10, 0, 0)] * 8,
-        (10, 2, 0),  # a look between steps
+        (10, 2, 0),  # work between steps
         (14, 30, StepTag.PROFILER_WARMUP),  # the window opens
         (16, 0, StepTag.PROFILED),
         (15, 0, StepTag.PROFILED),
@@ -77,21 +77,21 @@ def test_a_window_and_an_inspection():
 
 
 @pytest.mark.parametrize("tag", [StepTag.VALIDATION, StepTag.FIRST_OF_EPOCH])
-def test_what_the_user_does_in_a_window_is_not_ours(tag):
+def test_user_work_in_window_is_not_overhead(tag):
     rows = [*[(10, 0, 0)] * 8, (12, 0, StepTag.PROFILED), (2_000, 0, StepTag.PROFILED | tag)]
     assert cost_of(rows).recorded_ns == 2 * MS
 
 
-def test_faster_steps_in_a_window_are_no_gain():
+def test_faster_steps_in_window_are_not_gain():
     cost = cost_of([*[(10, 0, 0)] * 8, (9, 0, StepTag.PROFILED)])
     assert (cost.work_ns, cost.recorded_ns, cost.inspected_ns) == (0, 0.0, 0.0)
 
 
-def test_without_typical_steps_it_is_not_known():
+def test_overhead_is_unknown_without_clean_steps():
     assert why_not(cost_of, [(10, 0, StepTag.PROFILED)] * 5)
 
 
-def test_a_window_costs_more_than_no_window(tmp_path):
+def test_window_costs_more_than_no_window(tmp_path):
     def share(**arguments):
         callback = make_callback(tmp_path / str(len(arguments)), **arguments)
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(100))
@@ -108,8 +108,8 @@ def test_a_window_costs_more_than_no_window(tmp_path):
     assert window > 10 * MS, "closing a window takes some tens of milliseconds"
 
 
-def test_the_wait_for_the_report_is_ours(tmp_path, monkeypatch):
-    """It is in the report that is waited for, as far as that can tell."""
+def test_waiting_for_report_is_overhead(tmp_path, monkeypatch):
+    """The report includes its own wait, as far as it can know it."""
     monkeypatch.setattr(Traces, "wait", lambda self: time.sleep(0.3))
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader(100))
@@ -123,6 +123,6 @@ def test_the_wait_for_the_report_is_ours(tmp_path, monkeypatch):
     assert read_report(tmp_path / "modelprof").summary.own_cost == cost
 
 
-def test_a_wait_that_is_not_known_is_not_told():
+def test_unknown_report_wait_is_none():
     cost = cost_of([(10, 0, 0)] * 8)
     assert (cost.report_wait_ns, cost.share) == (None, 0.0)

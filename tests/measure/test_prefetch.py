@@ -1,4 +1,4 @@
-"""Steps whose batch was prefetched while the profiler worked: how many, which, and who leaves them out."""
+"""Steps whose batch was prefetched while the profiler worked are counted, tagged and left out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.fits import (
 REASON = "prefetched while the profiler worked"
 
 
-# How many
+# Number of prefetched batches
 
 
 def trainer_with(*loaders):
@@ -45,14 +45,14 @@ def host_with(*loaders):
 
 
 class Raising:
-    """A loader that does not like to be asked."""
+    """A loader that raises when read."""
 
     @property
     def num_workers(self):
         raise RuntimeError
 
 
-def test_of_torchs_dataloader():
+def test_prefetched_batches_of_torch_dataloader():
     assert num_prefetched(host_with(DataLoader(Numbers()))) == 0
     assert num_prefetched(host_with(DataLoader(Numbers(), num_workers=3))) == 6  # torch's default: 2 each
     assert num_prefetched(host_with(DataLoader(Numbers(), num_workers=2, prefetch_factor=5))) == 10
@@ -70,7 +70,7 @@ def test_of_torchs_dataloader():
         SimpleNamespace(num_workers=-2, prefetch_factor=-2),
     ],
 )
-def test_of_another_loader(odd):
+def test_other_loader_prefetches_nothing(odd):
     assert num_prefetched(host_with(odd)) == 0
     assert num_prefetched(host_with(odd, DataLoader(Numbers(), num_workers=1), odd)) == 2
 
@@ -83,11 +83,11 @@ def test_of_another_loader(odd):
         trainer_with(),
     ],
 )
-def test_without_a_loader(trainer):
+def test_trainer_without_loader_prefetches_nothing(trainer):
     assert num_prefetched(loop_of_trainer(trainer)) == 0
 
 
-# Which, by the recorder
+# Tags set by the recorder
 
 
 def add_steps(recorder, count):
@@ -100,10 +100,10 @@ def draining(steps):
 
 
 @pytest.mark.parametrize("cut_every", [1, 2, 3, 100])
-def test_the_steps_after_are_tagged_however_they_are_cut(cut_every):
+def test_draining_steps_are_tagged_however_steps_are_cut(cut_every):
     recorder = Recorder()
     for step in range(30):
-        if step in (4, 6, 20):  # the second while the first still drains
+        if step in (4, 6, 20):  # the second comes while the first still drains
             recorder.drain(step, 3)
         if step == 15:
             recorder.drain(step, 0)
@@ -114,7 +114,7 @@ def test_the_steps_after_are_tagged_however_they_are_cut(cut_every):
     assert recorder._draining == []  # nothing piles up
 
 
-def test_live_figures_leave_them_out():
+def test_live_figures_leave_out_draining_steps():
     recorder = Recorder()
     live = LiveFigures(recorder, "samples")
     add_steps(recorder, 4)
@@ -123,7 +123,7 @@ def test_live_figures_leave_them_out():
     assert live.newest.num_steps == 4
     add_steps(recorder, 3)
     live.flush()
-    assert live.newest.num_steps == 1  # step 4; what tags that one is the ledger's business
+    assert live.newest.num_steps == 1  # step 4, which the ledger has to tag
     add_steps(recorder, 5)
     live.flush()
     assert live.newest.num_steps == 4  # 7 drains
@@ -133,7 +133,7 @@ def test_live_figures_leave_them_out():
 
 
 @pytest.mark.slow
-def test_a_window_leaves_out_as_many_steps_as_batches_are_prefetched(tmp_path):
+def test_window_leaves_out_one_step_per_prefetched_batch(tmp_path):
     data = loader(24, num_workers=2, prefetch_factor=2)
     callback = run_fit(tmp_path, data=data, steps=(3, 5))
     steps = steps_of(callback)
@@ -146,7 +146,7 @@ def test_a_window_leaves_out_as_many_steps_as_batches_are_prefetched(tmp_path):
 
 
 @pytest.mark.slow
-def test_of_several_loaders_the_largest_counts(tmp_path):
+def test_largest_of_several_loaders_counts(tmp_path):
     class OfTwo(Net):
         def loss(self, batch):
             return super().loss(batch["b"])
@@ -156,7 +156,7 @@ def test_of_several_loaders_the_largest_counts(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_workers_no_step_is_left_out(tmp_path):
+def test_no_step_is_left_out_without_workers(tmp_path):
     callback = run_fit(tmp_path, data=loader(24), steps=(3, 5))
     assert draining(steps_of(callback)) == []
     assert REASON not in str(report_of(tmp_path)["summary"]["run"]["excluded_steps"])
@@ -168,8 +168,8 @@ def test_without_workers_no_step_is_left_out(tmp_path):
     [(50, []), (250, [7, 8]), (10_000, [7, 8, 9, 10])],
     ids=["shorter than a step", "of two steps", "longer than the queue"],
 )
-def test_a_save_leaves_out_no_more_than_it_took(tmp_path, monkeypatch, save_ns, expected):
-    """Else slow steps with a long queue would never be clean again: a save comes every ten seconds."""
+def test_save_leaves_out_no_more_time_than_it_took(tmp_path, monkeypatch, save_ns, expected):
+    """Otherwise slow steps with a long queue would never be clean again: a save comes every ten seconds."""
     clock = FakeClock()
     monkeypatch.setattr(save_timer, "_MIN_INTERVAL_NS", 550)
     saves = []

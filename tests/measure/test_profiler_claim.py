@@ -1,4 +1,4 @@
-"""One torch profiler at a time in a process: of two threads, of a fit in a fit, and when the program ends."""
+"""A process runs one torch profiler at a time, across threads, nested fits and program exit."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ pytestmark = pytest.mark.slow
 
 
 class Holder:
-    """Somebody who records."""
+    """An object that records."""
 
 
-def test_the_second_is_told_why_until_the_first_gives_it_back():
+def test_second_holder_is_refused_until_first_releases():
     claim, first, second = ProfilerClaim(), Holder(), Holder()
     assert claim.take(first) == claim.take(first) == ""
     assert (
@@ -47,7 +47,7 @@ def test_the_second_is_told_why_until_the_first_gives_it_back():
     assert claim.take(second) == ""
 
 
-def test_who_is_thrown_away_has_nothing():
+def test_deleted_holder_loses_claim():
     claim, first = ProfilerClaim(), Holder()
     assert claim.take(first) == ""
     del first
@@ -55,7 +55,7 @@ def test_who_is_thrown_away_has_nothing():
     assert claim.take(Holder()) == ""
 
 
-def test_a_profiler_of_somebody_else_in_another_thread_is_seen():
+def test_foreign_profiler_in_another_thread_is_seen():
     begun, ended = threading.Event(), threading.Event()
 
     def record():
@@ -78,12 +78,12 @@ def test_a_profiler_of_somebody_else_in_another_thread_is_seen():
     assert ProfilerClaim().take(Holder()) == ""
 
 
-def test_a_program_that_ends_waits_for_a_daemon_thread_only(monkeypatch):
+def test_exit_waits_only_for_daemon_thread(monkeypatch):
     monkeypatch.setattr(profiler_claim, "AT_EXIT_S", 3600.0)
     monkeypatch.setattr(profiler_claim, "_SAVING_S", 0.05)
     claim, holder, told = ProfilerClaim(), Holder(), []
     claim.take(holder)
-    claim.end()  # this thread is no daemon: it does not wait for itself
+    claim.end()  # this thread isn't a daemon: it does not wait for itself
     claim = ProfilerClaim()
 
     def record():
@@ -103,13 +103,13 @@ def test_a_program_that_ends_waits_for_a_daemon_thread_only(monkeypatch):
     assert told == ["", ENDING]
 
 
-def test_a_daemon_thread_rests_once_it_has_saved(monkeypatch):
-    """Else it may run C++ when the interpreter ends, which aborted one such program in ten."""
+def test_daemon_thread_rests_after_saving(monkeypatch):
+    """Otherwise it may run C++ while the interpreter exits, which aborted one such program in ten."""
     monkeypatch.setattr(profiler_claim, "_SAVING_S", 3600.0)
     claim, holder, done = ProfilerClaim(), Holder(), []
 
     def record():
-        claim.rest()  # nothing ends yet: it goes on
+        claim.rest()  # the program isn't ending yet, so this returns
         claim.take(holder)
         taken.set()
         while not claim.is_ending:
@@ -124,10 +124,10 @@ def test_a_daemon_thread_rests_once_it_has_saved(monkeypatch):
     assert taken.wait(60)
     claim.end()
     assert done == ["saved"]
-    claim.rest()  # no daemon thread
+    claim.rest()  # not a daemon thread, so this returns
 
 
-def test_a_thread_that_never_stops_holds_up_the_end_for_a_bounded_time(monkeypatch):
+def test_endless_thread_delays_exit_for_bounded_time(monkeypatch):
     monkeypatch.setattr(profiler_claim, "AT_EXIT_S", 0.05)
     claim, holder = ProfilerClaim(), Holder()
     thread = threading.Thread(target=claim.take, args=(holder,), daemon=True)
@@ -149,7 +149,7 @@ class Inside(Callback):
 
 
 @pytest.mark.parametrize("at", [2, 4], ids=["while it warms up", "while it records"])
-def test_a_fit_inside_a_window_of_another_fit(tmp_path, at):
+def test_fit_inside_window_of_another_fit(tmp_path, at):
     outer = make_callback(tmp_path, wait=1, warmup=3, active=3, repeat=1)  # warms up in 1, records 4 to 6
     inner = make_callback(tmp_path / "inner", wait=0, warmup=1, active=2, repeat=1)
     inner.at = at
@@ -168,7 +168,7 @@ def test_a_fit_inside_a_window_of_another_fit(tmp_path, at):
 
 
 @pytest.mark.parametrize("name", ["_start", "_close", "_export"])
-def test_it_is_given_back_whatever_ends_a_window(tmp_path, monkeypatch, name):
+def test_claim_is_released_however_window_ends(tmp_path, monkeypatch, name):
     def broken(*args, **kwargs):
         raise KeyboardInterrupt
 
@@ -227,8 +227,8 @@ globals()[sys.argv[1]]()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="exit statuses of POSIX")
-def test_windows_of_two_threads_that_overlap(tmp_path):
-    """A segmentation fault before."""
+def test_overlapping_windows_of_two_threads(tmp_path):
+    """This used to be a segmentation fault."""
     result = run_script(SCRIPT, "two", cwd=tmp_path)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "'a': ['complete']" in result.stdout
@@ -236,8 +236,8 @@ def test_windows_of_two_threads_that_overlap(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="exit statuses of POSIX")
-def test_a_program_that_ends_while_a_daemon_thread_records(tmp_path):
-    """A segmentation fault, or no end, before."""
+def test_program_exits_while_daemon_thread_records(tmp_path):
+    """This used to be a segmentation fault or a hang."""
     result = run_script(SCRIPT, "daemon", cwd=tmp_path, timeout=90)
     assert result.returncode == 0, result.stderr[-3000:]
     assert "the program ends" in result.stdout

@@ -1,4 +1,4 @@
-"""Memory that does not grow with the number of steps: sums that stay exact, and the steps that are kept."""
+"""The recorder's memory doesn't grow with the step count: totals stay exact and a sample of steps is kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_modelprof.run.steps import NOT_MEASURED, StepTag, StepTimings
 
 FORWARD, DATALOADER = PHASE_INDEX["forward"], PHASE_INDEX["dataloader"]
 VALIDATION = PHASE_INDEX["validation"]
-EVERY = 50  # steps between two cuts, as a Trainer logs
+EVERY = 50  # steps between two cuts, like a Trainer's logging interval
 
 
 def phases(**times):
@@ -33,7 +33,7 @@ def phases(**times):
 
 
 def record(num_steps, row_of, *, max_kept=MAX_KEPT, device_of=None, late=3):
-    """A recorder that was given steps as the ledger does, and cut and read as the session does."""
+    """A recorder that gets steps as from the ledger, cut and read as by the session."""
     recorder = Recorder(max_kept=max_kept)
     for step in range(num_steps):
         recorder.add(row_of(step))
@@ -45,14 +45,14 @@ def record(num_steps, row_of, *, max_kept=MAX_KEPT, device_of=None, late=3):
 
 
 def usual(step):
-    """Every 50th step validates, every 7th waits long; forward says which step it is."""
+    """Every 50th step validates, every 7th waits long; forward's time encodes the step number."""
     tags = StepTag.VALIDATION if step % 50 == 0 else 0
     row = phases(forward=1_000_000 + step, dataloader=9_000 if step % 7 == 0 else 1_000, optimizer=5)
     row[VALIDATION] = 40_000_000 if tags else 0
     return row, int(tags), 4
 
 
-def test_short_runs_are_kept_whole():
+def test_short_run_keeps_all_steps():
     recorder = record(300, usual, max_kept=300)
     assert recorder.totals() is None
     assert recorder.steps().step.tolist() == list(range(300))
@@ -63,7 +63,7 @@ def long_run():
     return record(40_000, usual, max_kept=2_000)
 
 
-def test_of_a_long_run_some_steps_are_kept_and_they_are_true(long_run):
+def test_long_run_keeps_some_steps_unchanged(long_run):
     steps = long_run.steps()
     assert 1_000 <= len(steps) <= 2_000
     assert (np.diff(steps.step) > 0).all()
@@ -74,7 +74,7 @@ def test_of_a_long_run_some_steps_are_kept_and_they_are_true(long_run):
         assert (steps.tags[place], steps.samples[place]) == (tags, samples)
 
 
-def test_the_sums_of_a_long_run_are_exact(long_run):
+def test_totals_of_long_run_are_exact(long_run):
     totals = long_run.totals()
     rows = [usual(step) for step in range(40_000)]
     assert len(totals) == 40_000
@@ -93,8 +93,8 @@ def test_the_sums_of_a_long_run_are_exact(long_run):
 
 
 @pytest.mark.parametrize("period", [2, 3, 7, 10, 16, 50, 64, 100, 128])
-def test_what_comes_every_so_often_is_kept_as_often(long_run, period):
-    """The share of kept steps that are special is that of all steps, whatever the period."""
+def test_periodic_steps_keep_their_share(long_run, period):
+    """Special steps are as frequent among kept steps as among all steps, whatever the period."""
     step = long_run.steps().step
     for first in (0, 1, period - 1):
         share = ((step % period) == first).mean()
@@ -106,7 +106,7 @@ def test_kept_steps_are_spread_evenly(long_run):
     assert np.diff(step).max() <= 3 * 40_000 / len(step)
 
 
-def test_all_ranks_keep_the_same_steps():
+def test_all_ranks_keep_same_steps():
     one = record(9_000, usual, max_kept=500).steps()
     other = record(9_000, lambda step: (phases(backward=step), 0, 1), max_kept=500).steps()
     assert one.step.tolist() == other.step.tolist()
@@ -121,7 +121,7 @@ def test_inspected_steps_are_kept():
     assert inspected <= set(record(20_000, row, max_kept=256).steps().step.tolist())
 
 
-def test_device_times_come_late_and_are_in_the_sums_and_in_the_kept_steps():
+def test_late_device_times_reach_totals_and_kept_steps():
     def device(step):
         return tuple(step if index == FORWARD else 0 for index in range(len(PHASES)))
 
@@ -135,7 +135,7 @@ def test_device_times_come_late_and_are_in_the_sums_and_in_the_kept_steps():
 
 
 @pytest.mark.parametrize("largest", [1, 2**7, 2**31 - 1, 2**31, 2**40])
-def test_large_times_are_kept_whole(largest):
+def test_large_times_are_kept_exactly(largest):
     recorder = record(6_000, lambda step: (phases(forward=largest, other=3), 0, -1), max_kept=300)
     steps = recorder.steps()
     assert set(steps.phases_ns[:, FORWARD].tolist()) == {largest}
@@ -143,7 +143,7 @@ def test_large_times_are_kept_whole(largest):
     assert set(steps.samples.tolist()) == {-1}
 
 
-def test_columns_are_kept_in_the_smallest_integers_that_hold_them():
+def test_columns_use_smallest_fitting_integers():
     recorder = record(10_000, lambda step: (phases(forward=3_000_000, dataloader=70_000), 0, 8), max_kept=500)
     part = recorder._kept[0]
     assert (part.phases_ns.dtype, part.device_phases_ns.dtype) == (np.int32, np.int8)
@@ -152,7 +152,7 @@ def test_columns_are_kept_in_the_smallest_integers_that_hold_them():
 
 
 def test_memory_is_bounded():
-    """1,000,000 steps are in benchmarks/many_steps.py; here steps five times as many take no more."""
+    """benchmarks/many_steps.py tests 1,000,000 steps; here five times as many steps take no more memory."""
 
     def grown(num_steps):
         tracemalloc.start()
@@ -178,7 +178,7 @@ ROWS = st.lists(
 
 
 def steps_of(rows):
-    """Steps with arbitrary columns, the device's as the host's but turned round."""
+    """Steps with arbitrary columns; the device's are the host's in reverse order."""
     recorder = Recorder()
     for row in rows:
         recorder.add(row)
@@ -188,7 +188,7 @@ def steps_of(rows):
 
 @given(rows=ROWS, cut=st.integers(0, 40))
 @settings(max_examples=60)
-def test_sums_of_parts_are_the_sums_of_the_whole(rows, cut):
+def test_merged_totals_equal_totals_of_whole(rows, cut):
     steps = steps_of(rows)
     numbers = np.arange(len(steps))
     parts = [StepTotals.of(steps.select(numbers < cut)), StepTotals.of(steps.select(numbers >= cut))]
@@ -202,7 +202,7 @@ def test_sums_of_parts_are_the_sums_of_the_whole(rows, cut):
 
 @given(rows=ROWS)
 @settings(max_examples=40)
-def test_phases_that_were_not_measured_are_in_no_sum(rows):
+def test_totals_exclude_phases_not_measured(rows):
     steps = steps_of(rows)
     totals = StepTotals.of(steps)
     assert len(totals.total("phases_ns")) == len(totals.total("num_measured")) == len(PHASES)
@@ -218,8 +218,8 @@ def run_of(recorder):
     return Run(info=RunInfo(created="2026-01-01T00:00:00+00:00", status="finished"), ranks=(record,))
 
 
-def test_a_report_of_a_long_run_has_the_figures_of_all_its_steps(tmp_path):
-    """As that of the same run with every step kept, but for what is an estimate from the kept ones."""
+def test_report_of_long_run_covers_all_steps(tmp_path):
+    """It matches the report with every step kept, except for estimates made from kept steps."""
     whole, thin = (run_of(record(20_000, usual, max_kept=size)) for size in (10**6, 1_000))
     save_run(thin, tmp_path / "run.json")
     thin = load_run(tmp_path / "run.json")
@@ -244,14 +244,14 @@ def test_a_report_of_a_long_run_has_the_figures_of_all_its_steps(tmp_path):
     assert reports[0].verdict.kind == reports[1].verdict.kind
 
 
-def test_archives_of_short_runs_have_no_sums(tmp_path):
+def test_archive_of_short_run_has_no_totals(tmp_path):
     run = run_of(record(100, usual))
     save_run(run, tmp_path / "run.json")
     assert load_run(tmp_path / "run.json").ranks[0].totals is None
 
 
 @pytest.mark.parametrize("max_kept", [10**6, 400])
-def test_without_a_clean_step_there_is_no_benchmark(max_kept):
+def test_no_benchmark_without_clean_step(max_kept):
     tags = int(StepTag.PROFILED)
     recorder = record(3_000, lambda step: (phases(forward=1), tags, 1), max_kept=max_kept)
     assert benchmark(recorder.steps(), recorder.totals()) is None

@@ -1,4 +1,4 @@
-"""Samples of an index, compared over epochs in real fits: what is cacheable, and that nothing is changed."""
+"""Samples of an index are compared across epochs in real fits, without changing training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 
 class Calls(Numbers):
-    """Keeps account of who asked for what."""
+    """Records the indices asked for."""
 
     def __init__(self, size=64):
         super().__init__(size)
@@ -36,7 +36,7 @@ class Calls(Numbers):
 
 
 class Augmented(Numbers):
-    """One sample in two is turned."""
+    """Flips one sample in two."""
 
     def __getitem__(self, index):
         row, target = super().__getitem__(index)
@@ -62,7 +62,7 @@ def fit(folder, data, *, epochs=4, seed=1, module=None, with_callback=True, **ar
 
 
 @pytest.mark.parametrize("arguments", [{}, {"shuffle": True}, {"shuffle": True, "num_workers": 2}])
-def test_samples_that_stay_the_same(tmp_path, arguments):
+def test_same_samples_are_found(tmp_path, arguments):
     seen = fit(tmp_path, Numbers(64), epochs=6, **arguments)
     assert seen.note == ""
     assert seen.num_equal == seen.num_compared >= 12
@@ -72,26 +72,26 @@ def test_samples_that_stay_the_same(tmp_path, arguments):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_workers_that_persist(tmp_path, num_workers):
-    """Their iterator is the same one in each epoch."""
+def test_persistent_workers_are_watched(tmp_path, num_workers):
+    """Their iterator is the same in each epoch."""
     arguments = {"num_workers": num_workers, "persistent_workers": num_workers > 0}
     seen = fit(tmp_path, Numbers(64), epochs=8, shuffle=True, **arguments)
     assert seen.num_equal == seen.num_compared >= 12
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_augmented_samples_are_never_called_the_same(tmp_path, num_workers):
+def test_augmented_samples_are_not_equal(tmp_path, num_workers):
     for seed in range(3):
         seen = fit(tmp_path, Augmented(64), shuffle=True, seed=seed, epochs=6, num_workers=num_workers)
         assert seen.num_equal < seen.num_compared
 
 
-def test_it_stops_when_enough_was_compared(tmp_path):
+def test_watch_stops_after_enough_comparisons(tmp_path):
     seen = fit(tmp_path, Numbers(128), epochs=20)
     assert ENOUGH <= seen.num_compared <= ENOUGH + NUM_WATCHED
 
 
-def test_one_epoch_tells_nothing(tmp_path):
+def test_one_epoch_compares_nothing(tmp_path):
     seen = fit(tmp_path, Numbers(64), epochs=1)
     assert (seen.num_compared, seen.num_equal) == (0, 0)
     assert "no dataset index" in seen.note
@@ -121,7 +121,7 @@ class Speaking(Net):
         (DataLoader(Texts(32), batch_size=8), Speaking, "one row per sample"),
     ],
 )
-def test_what_cannot_be_seen_says_why(tmp_path, data, module, why):
+def test_note_says_why_samples_cannot_be_compared(tmp_path, data, module, why):
     callback = make_callback(tmp_path)
     trainer = make_trainer(tmp_path, callback, max_epochs=2)
     fit_quietly(trainer, Net() if module is None else module(), data)
@@ -130,8 +130,7 @@ def test_what_cannot_be_seen_says_why(tmp_path, data, module, why):
     assert seen.num_compared == 0
 
 
-def test_nothing_is_asked_and_nothing_is_changed(tmp_path):
-    """The same indices in the same order, the same weights and the same random numbers afterwards."""
+def test_watch_changes_no_index_weight_or_random_number(tmp_path):
     after = []
     for with_callback in (False, True):
         data = Calls()
@@ -150,8 +149,8 @@ def test_nothing_is_asked_and_nothing_is_changed(tmp_path):
     assert other == other_too
 
 
-def test_torchs_iterators_are_left_as_they_were_and_are_not_kept(tmp_path):
-    """In an epoch that goes on after us too, as after an error of ours."""
+def test_torch_iterators_are_restored_and_released(tmp_path):
+    """Also if the epoch continues after the watch ends, as it does after an internal error."""
     loader = DataLoader(Numbers(64), batch_size=8)
     iterator = iter(loader)
 
@@ -172,7 +171,7 @@ def test_torchs_iterators_are_left_as_they_were_and_are_not_kept(tmp_path):
     assert holders == []
 
 
-def test_an_error_of_ours_ends_only_the_watch(tmp_path, monkeypatch):
+def test_internal_error_ends_only_watch(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "lightning_modelprof.measure.steps.repeated_samples._hash",
         lambda *_: (_ for _ in ()).throw(KeyError("x")),
@@ -189,7 +188,7 @@ class Odd:
         return 8
 
 
-def test_indices_of_any_kind(tmp_path):
+def test_indices_may_have_any_type(tmp_path):
     class Data(Numbers):
         def __getitem__(self, index):
             return super().__getitem__(0 if index == "x" else index)
@@ -197,7 +196,7 @@ def test_indices_of_any_kind(tmp_path):
     assert fit(tmp_path, DataLoader(Data(8), batch_sampler=Odd())).num_equal > 0
 
 
-def test_the_hash_is_of_the_sample_and_not_of_its_place():
+def test_hash_depends_on_sample_not_position():
     batch = {"x": torch.arange(12.0).reshape(4, 3), "y": [torch.arange(4)]}
     turned = {"x": batch["x"].flip(0), "y": [batch["y"][0].flip(0)]}
     assert _hash(batch, 4, 1) == _hash(turned, 4, 2)
@@ -205,7 +204,7 @@ def test_the_hash_is_of_the_sample_and_not_of_its_place():
     assert _hash(batch, 4, 1)[1] == 3 * 4 + 8
 
 
-def test_a_change_anywhere_in_a_large_sample_is_seen():
+def test_change_anywhere_in_large_sample_changes_hash():
     image = torch.zeros(2, 3, 256, 256)
     image[1, :, 100:120, 90:140] = 1
     assert _hash(image, 2, 0)[0] != _hash(image, 2, 1)[0]
@@ -224,7 +223,7 @@ class SlowAugmented(Slow, Augmented):
 @pytest.mark.parametrize(
     ("data", "status"), [(Slow, Status.FOUND), (SlowAugmented, Status.CLEAN), (Numbers, Status.CLEAN)]
 )
-def test_a_fit_that_waits_for_its_batches(tmp_path, data, status):
+def test_finding_in_fit_that_waits_for_batches(tmp_path, data, status):
     callback = make_callback(tmp_path)
     trainer = make_trainer(tmp_path, callback, max_epochs=6)
     fit_quietly(trainer, Net(), DataLoader(data(32), batch_size=8, shuffle=True))
@@ -246,7 +245,7 @@ def evaluate(seen=SAME, *, setup=None, phases=None, **info):
     return only(judge(repeated_work, analysis_of(steps, repeated=seen, setup=setup, **info)))
 
 
-def test_it_is_found_with_the_memory_of_all_samples():
+def test_finding_states_cache_size():
     finding = evaluate()
     assert finding.status is Status.FOUND
     assert finding.severity is Severity.INFO
@@ -268,18 +267,18 @@ def test_it_is_found_with_the_memory_of_all_samples():
         (None, Status.NOT_EVALUATED),
     ],
 )
-def test_only_if_all_are_the_same(seen, status):
+def test_found_only_if_all_samples_are_equal(seen, status):
     assert evaluate(seen).status is status
 
 
-def test_only_where_batches_are_waited_for():
+def test_found_only_if_training_waits_for_data():
     assert evaluate(phases={"dataloader": 0.5, "forward": 20}).status is Status.CLEAN
     assert evaluate(loop="test").status is Status.NOT_EVALUATED
-    # 20 ms for 512 samples are what indexing rows takes
+    # 20 ms for 512 samples is what indexing rows takes
     assert evaluate(setup=with_loader(batch_size=512)).status is Status.CLEAN
 
 
-def test_it_is_saved_with_the_run(tmp_path):
+def test_repeated_samples_are_saved_with_run(tmp_path):
     callback = make_callback(tmp_path)
     trainer = make_trainer(tmp_path, callback, max_epochs=3)
     fit_quietly(trainer, Net(), DataLoader(Numbers(64), batch_size=8))

@@ -1,4 +1,4 @@
-"""Steps in which the CPU ran ahead of the GPU are no clean steps: their wall time is too short."""
+"""Steps in which the CPU ran ahead of the GPU aren't clean: their wall time is too short."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MS = 1_000_000
 
 
 def steps(host_ms: list[float], device_ms: list[float | None], tags: dict[int, StepTag] | None = None):
-    """Steps whose host and device time is all in one phase; ``None`` is a step without device time."""
+    """Steps whose host and device time is all in one phase; ``None`` means no device time."""
     count = len(host_ms)
     phases_ns, device_phases_ns = (np.zeros((count, len(PHASES)), np.int64) for _ in range(2))
     phases_ns[:, 2] = [round(one * MS) for one in host_ms]
@@ -40,28 +40,28 @@ def run_ahead(timings: StepTimings) -> list[int]:
     return timings.step[(timings.tags & StepTag.RUN_AHEAD) != 0].tolist()
 
 
-def test_steps_that_fill_the_queue_are_left_out():
+def test_steps_filling_queue_are_left_out():
     filling_then_full = steps([1.0] * 10 + [10.0] * 20, [10.0] * 30)
     assert run_ahead(filling_then_full) == list(range(10))
     assert filling_then_full.clean().duration_ns.mean() == 10 * MS
 
 
-def test_a_queue_that_never_fills_leaves_all_steps_as_they_are():
+def test_queue_that_never_fills_tags_no_step():
     assert run_ahead(steps([1.0] * 20, [10.0] * 20)) == []
 
 
-def test_a_cpu_that_waits_for_each_step_is_not_ahead():
+def test_cpu_waiting_for_each_step_is_not_ahead():
     host = [10.0, 11.0, 9.5, 10.5, 10.0, 9.0]
     assert run_ahead(steps(host, [10.1, 10.9, 9.6, 10.4, 10.1, 9.0])) == []
 
 
-def test_a_regular_wait_for_the_queue_is_part_of_training():
-    """Each tenth step waits for the nine before it, as logging a value does: the mean is right."""
+def test_regular_wait_for_queue_tags_no_step():
+    """Every tenth step waits for the nine before it, as when logging a value, so the mean is right."""
     host = ([1.0] * 9 + [91.0]) * 4
     assert run_ahead(steps(host, [10.0] * 40)) == []
 
 
-def test_clean_steps_after_a_validation_are_looked_at_alone():
+def test_clean_steps_after_validation_are_judged_separately():
     host = [10.0] * 5 + [60.0] + [1.0] * 4 + [10.0] * 10
     tagged = steps(host, [10.0] * 20, {5: StepTag.VALIDATION})
     assert run_ahead(tagged) == [6, 7, 8, 9]
@@ -73,8 +73,8 @@ def test_steps_without_device_time_keep_their_tags():
     assert tagged.tags.tolist() == [int(StepTag.SKIP_FIRST), 0, 0, 0, 0, 0]
 
 
-def test_tags_follow_what_is_known_now():
-    """A save in the middle of a run sees a queue that is still filling; later it is known to be full."""
+def test_tags_follow_latest_data():
+    """A save in the middle of a run sees a queue that is still filling; later it proves to be full."""
     early = steps([1.0] * 10 + [10.0] * 2, [10.0] * 12)
     assert run_ahead(early) == list(range(10))
     later = steps([1.0] * 10 + [10.0] * 10, [10.0] * 20)
@@ -89,7 +89,7 @@ def test_tags_follow_what_is_known_now():
     st.lists(st.floats(0.5, 40), min_size=1, max_size=60),
     st.lists(st.floats(0.5, 40), min_size=60, max_size=60),
 )
-def test_what_stays_clean_takes_the_cpu_as_long_as_the_device(host, device):
+def test_clean_steps_take_cpu_as_long_as_device(host, device):
     timings = steps(host, device[: len(host)])
     clean = timings.clean()
     if run_ahead(timings):

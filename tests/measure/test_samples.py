@@ -1,4 +1,4 @@
-"""How many samples a batch holds: what is counted, and what samples_fn may not answer."""
+"""The number of samples per batch: how it's counted and which samples_fn results are rejected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ Y = torch.zeros(3, dtype=torch.int64)
 
 
 def counts(*batches, **arguments):
-    """What is counted in each batch of a loop, and what is said about it."""
+    """The count of each batch in a loop, and the note about it."""
     profiler = LoopProfiler(**QUIET, **arguments)
     with profiler:
         for _ in profiler.fetch(batches):
@@ -84,7 +84,7 @@ IMAGES = [image(height) for height in range(4, 12)]  # 8 of them, of 3 channels
 TARGETS = [boxes(number) for number in range(8)]
 
 
-# Derived by hand from what collates: the truth is the number of items that were collated.
+# Worked out by hand: the truth is the number of items that were collated.
 COUNTED = {
     "a tensor": (X, 3),
     "nested": ({"b": {"c": (X,)}}, 3),
@@ -148,7 +148,7 @@ COUNTED = {
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
 @pytest.mark.parametrize("name", COUNTED)
-def test_counts(name):
+def test_samples_are_counted(name):
     batch, truth = COUNTED[name]
     assert counts(batch, batch, batch) == ([truth] * 3, "")
 
@@ -180,13 +180,13 @@ NOT_COUNTED = {
 
 
 @pytest.mark.parametrize("name", NOT_COUNTED)
-def test_does_not_count_what_cannot_be_told(name):
+def test_ambiguous_batch_is_not_counted(name):
     batch = NOT_COUNTED[name]
     assert counts(batch, batch, batch) == ([NOT_MEASURED] * 3, REASON)
 
 
 def meanings(part: Any) -> set[int] | None:
-    """Slow and simple: every number of samples that nothing in a batch speaks against; ``None`` for any."""
+    """Slow and simple: every sample count that nothing in the batch contradicts; ``None`` for any."""
     if isinstance(part, torch.Tensor):
         return {part.shape[0]} if part.ndim else None
     if not isinstance(part, (dict, list, tuple)):
@@ -227,7 +227,7 @@ def batches(number: int) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9).flatmap(lambda number: st.tuples(st.just(number), batches(number))))
-def test_agrees_with_a_slow_search(case):
+def test_count_agrees_with_slow_search(case):
     number, batch = case
     [found], _ = counts(batch)
     possible = meanings(batch)
@@ -237,19 +237,19 @@ def test_agrees_with_a_slow_search(case):
         assert found in possible
 
 
-def test_later_batches_are_read_where_the_first_one_told():
+def test_later_batches_are_counted_like_first():
     images = [(IMAGES[:number], TARGETS[:number]) for number in (8, 8, 5)]
     assert counts(*images) == ([8, 8, 5], "")
     encoded = [BatchEncoding({"ids": torch.zeros(number, 9)}) for number in (4, 4, 1)]
     assert counts(*encoded) == ([4, 4, 1], "")
 
 
-def test_parts_that_agreed_by_accident_are_not_counted_later():
+def test_parts_that_agreed_by_chance_are_not_counted_later():
     boxes_first = [(torch.zeros(number, 4), torch.zeros(8, 3)) for number in (8, 13, 9)]
     assert counts(*boxes_first) == ([8, NOT_MEASURED, NOT_MEASURED], SOME_DISAGREE)
 
 
-def test_batches_may_change_their_kind():
+def test_batches_may_change_type():
     kinds = (X, [X], {"a": X}, [torch.zeros(2)], (X, "a"), None, X)
     assert counts(*kinds) == ([3, 3, 3, 2, 3, NOT_MEASURED, 3], "")
     assert counts(None, X) == ([NOT_MEASURED, 3], "")
@@ -257,7 +257,7 @@ def test_batches_may_change_their_kind():
 
 
 class Detection(Net):
-    """Sees images and their targets as detection collates them."""
+    """Takes images and targets as detection collates them."""
 
     def training_step(self, batch, batch_idx):
         images, targets = batch
@@ -266,7 +266,7 @@ class Detection(Net):
 
 
 @pytest.mark.slow
-def test_a_detection_fit_counts_its_images(tmp_path):
+def test_detection_fit_counts_images(tmp_path):
     items = [(image(4 + n % 3), boxes(n % 5)) for n in range(64)]
     batches = DataLoader(items, batch_size=8, collate_fn=lambda batch: tuple(zip(*batch, strict=True)))
     callback = make_callback(tmp_path, active=0)
@@ -276,7 +276,7 @@ def test_a_detection_fit_counts_its_images(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_reason_stands_where_samples_per_second_would(tmp_path):
+def test_reason_replaces_samples_per_second(tmp_path):
     class Two(Net):
         def training_step(self, batch, batch_idx):
             return super().training_step((batch[0], batch[1][:8]), batch_idx)
@@ -290,7 +290,7 @@ def test_the_reason_stands_where_samples_per_second_would(tmp_path):
 
 
 @pytest.mark.parametrize("count", [0, 5, 2**63 - 1, np.int32(5)])
-def test_accepted(count):
+def test_valid_samples_fn_result_is_accepted(count):
     assert counts(X, samples_fn=lambda batch: count) == ([count], "")
 
 
@@ -305,7 +305,7 @@ def test_accepted(count):
         (None, TypeError, "NoneType"),
     ],
 )
-def test_refused(tmp_path, count, error, problem):
+def test_invalid_samples_fn_result_is_rejected(tmp_path, count, error, problem):
     callback = make_callback(tmp_path, active=0, samples_fn=lambda batch: count, unit="tokens")
     with our_warnings() as messages:
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
@@ -318,7 +318,7 @@ def test_refused(tmp_path, count, error, problem):
 
 
 @pytest.mark.slow
-def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):
+def test_late_invalid_count_loses_only_rate(tmp_path):
     counts = iter([*[4] * 10, -4, *[4] * 100])
     callback = make_callback(tmp_path, active=0, samples_fn=lambda batch: next(counts))
     with our_warnings() as messages:
@@ -327,7 +327,7 @@ def test_a_wrong_count_late_costs_the_rate_and_nothing_else(tmp_path):
     assert steps_of(callback).samples.tolist() == [4] * 10 + [NOT_MEASURED] * 22
 
 
-# A loader that makes no batches
+# A loader that doesn't batch
 
 VECTOR, MATRIX = torch.zeros(8), torch.zeros(8, 2)
 
@@ -336,7 +336,7 @@ VECTOR, MATRIX = torch.zeros(8), torch.zeros(8, 2)
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (VECTOR, NOT_MEASURED),  # one sample of 8 features, or 8 of one
+        (VECTOR, NOT_MEASURED),  # one sample of 8 features, or 8 samples of one
         ((VECTOR, torch.tensor(1.0)), NOT_MEASURED),
         ((torch.zeros(3, 8, 8), 1), NOT_MEASURED),  # an image with its label
         ({"ids": VECTOR, "mask": VECTOR}, NOT_MEASURED),
@@ -347,7 +347,7 @@ VECTOR, MATRIX = torch.zeros(8), torch.zeros(8, 2)
         ([torch.zeros(length) for length in range(1, 9)], 8),
     ],
 )
-def test_a_row_is_not_taken_for_a_batch(tmp_path, given, expected):
+def test_single_sample_is_not_taken_for_batch(tmp_path, given, expected):
     class Anything(Net):
         def training_step(self, batch, batch_idx):
             return self.layers(torch.ones(2, 8)).mean()
@@ -369,8 +369,8 @@ def test_a_row_is_not_taken_for_a_batch(tmp_path, given, expected):
     ("sizes", "expected"),
     [((2, 4, 3), NOT_MEASURED), ((4, 4, 4), 4), ((1, 1, 1), 1), ((1, 8, 4), NOT_MEASURED)],
 )
-def test_a_list_of_one_tensor_is_a_batch_where_several_loaders_are_combined(tmp_path, mode, sizes, expected):
-    """That is what a ``TensorDataset`` of one tensor makes; each loader has three batches."""
+def test_list_of_one_tensor_is_batch_in_combined_loaders(tmp_path, mode, sizes, expected):
+    """A ``TensorDataset`` of one tensor makes such lists; each loader has three batches."""
 
     class First(Net):
         def training_step(self, batch, batch_idx):
@@ -387,7 +387,7 @@ def test_a_list_of_one_tensor_is_a_batch_where_several_loaders_are_combined(tmp_
 
 
 @pytest.mark.slow
-def test_a_list_of_one_sample_stays_one_where_loaders_follow_each_other(tmp_path):
+def test_list_of_one_sample_counts_one_in_sequential_loaders(tmp_path):
     class Anything(Net):
         def validation_step(self, batch, batch_idx, dataloader_idx=0):
             pass
@@ -400,8 +400,8 @@ def test_a_list_of_one_sample_stays_one_where_loaders_follow_each_other(tmp_path
 
 
 @pytest.mark.slow
-def test_a_loader_that_makes_batches_is_taken_at_its_word(tmp_path):
-    """Also where its sampler chooses whole batches."""
+def test_batching_loader_decides_sample_count(tmp_path):
+    """This includes a loader whose sampler selects whole batches."""
     sampler = BatchSampler(SequentialSampler(range(24)), 4, drop_last=False)
 
     class Rows(torch.utils.data.Dataset):

@@ -1,4 +1,4 @@
-"""The schedule against torch.profiler's and against Paddle's (start, end)."""
+"""The schedule matches torch.profiler's schedule and Paddle's (start, end) range."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ schedules = st.builds(
 
 @pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
 @given(schedules, st.integers(0, 100))
-def test_action_is_torch_profilers(schedule, step):
+def test_action_matches_torch_profiler(schedule, step):
     theirs = torch.profiler.schedule(
         skip_first=schedule.skip_first,
         wait=schedule.wait,
@@ -36,7 +36,7 @@ def test_action_is_torch_profilers(schedule, step):
 
 
 @given(schedules)
-def test_windows_are_where_the_actions_say(schedule):
+def test_windows_match_actions(schedule):
     expected = {}
     num_windows = schedule.repeat or 4
     for index in range(num_windows):
@@ -54,13 +54,13 @@ def test_windows_are_where_the_actions_say(schedule):
 
 
 @given(small, small, small, small, st.integers(0, 4))
-def test_without_active_steps_there_is_no_window(skip_first, wait, warmup, repeat, step):
+def test_no_window_without_active_steps(skip_first, wait, warmup, repeat, step):
     schedule = Schedule(skip_first=skip_first, wait=wait, warmup=warmup, active=0, repeat=repeat)
     assert schedule.action(step) is WindowAction.WAIT
     assert schedule.window(0) is None
 
 
-def test_paddles_range():
+def test_schedule_from_paddle_range():
     schedule = Schedule.from_range(3, 14)
     actions = [schedule.action(step) for step in range(20)]
     assert actions == [
@@ -73,12 +73,12 @@ def test_paddles_range():
 
 
 @given(st.integers(0, 20), st.integers(1, 20))
-def test_a_range_records_start_to_end_minus_one(start, length):
+def test_range_records_start_to_end_minus_one(start, length):
     schedule = Schedule.from_range(start, start + length)
     recorded = [
         step for step in range(60) if schedule.action(step) in {WindowAction.ACTIVE, WindowAction.ACTIVE_LAST}
     ]
     assert recorded == list(range(start, start + length))
     warmup = [step for step in range(60) if schedule.action(step) is WindowAction.WARMUP]
-    assert warmup == ([start - 1] if start else [])  # as Paddle: one step, when there is one
+    assert warmup == ([start - 1] if start else [])  # like Paddle: one step, if there is one
     assert schedule.window(0).last == start + length - 1

@@ -1,4 +1,4 @@
-"""The callback with pytorch_lightning, and with data and optimizers of every kind."""
+"""The callback works with pytorch_lightning and with every kind of data and optimizer."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class OldNameNet(pytorch_lightning.LightningModule):
 
 
 class OldNameCallback(ModelProfCallback, pytorch_lightning.Callback):
-    """What the README tells those who need a callback of pytorch_lightning."""
+    """The class the README recommends for users who need a pytorch_lightning callback."""
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ class OldNameCallback(ModelProfCallback, pytorch_lightning.Callback):
         OldNameCallback,
     ],
 )
-def test_every_loop_of_pytorch_lightning(tmp_path, kind):
+def test_every_pytorch_lightning_loop(tmp_path, kind):
     callback = kind(skip_first=0, active=0, report={"terminal": False}, inspect={"sampling": False})
     logger = pytorch_lightning.loggers.CSVLogger(tmp_path)
     trainer = pytorch_lightning.Trainer(
@@ -101,8 +101,8 @@ class OldNameData(pytorch_lightning.LightningDataModule):
         return loader(32)
 
 
-def test_command_line_of_pytorch_lightning(tmp_path):
-    """It wants callbacks that are its own; its older Trainers do, too."""
+def test_pytorch_lightning_cli(tmp_path):
+    """LightningCLI requires its own package's callbacks, and so do its older Trainers."""
     pytest.importorskip("docstring_parser", reason="LightningCLI needs jsonargparse[signatures]")
     config = {
         "trainer": {
@@ -142,7 +142,7 @@ class Data(LightningDataModule):
         return [loader(8), loader(4)]
 
 
-def test_datamodule(tmp_path):
+def test_fit_with_datamodule(tmp_path):
     callback = make_callback(tmp_path, active=0)
     trainer = make_trainer(tmp_path, callback, max_epochs=2, num_sanity_val_steps=0)
     trainer.fit(Validated(), datamodule=Data())
@@ -157,7 +157,7 @@ class Validated(Net):
 
 
 class Pairs(Net):
-    """A batch of two loaders: a list, or a dict."""
+    """A batch from two loaders, as a list or a dict."""
 
     def training_step(self, batch, batch_idx):
         batches = [one for one in (batch.values() if isinstance(batch, dict) else batch) if one is not None]
@@ -176,19 +176,19 @@ class Pairs(Net):
         ),
     ],
 )
-def test_several_dataloaders(tmp_path, data, steps):
+def test_several_training_dataloaders(tmp_path, data, steps):
     with our_warnings() as messages:
         callback = make_callback(tmp_path, active=0, flops=True)
         fit_quietly(make_trainer(tmp_path, callback), Pairs(), data())
     assert messages == []
     assert len(steps_of(callback).step) == steps
     assert len(callback.run.ranks[0].setup.loaders) == 2
-    # 8 x 16 and 16 x 1 multiply-adds a sample, 2 samples a batch, of two loaders
+    # 8 x 16 and 16 x 1 multiply-adds per sample, 2 samples per batch, from two loaders
     assert flops_of(callback)["forward"] == 2 * 2 * 2 * (8 * 16 + 16)
 
 
 class Adversaries(LightningModule):
-    """Two optimizers, stepped by hand."""
+    """Two optimizers, stepped manually."""
 
     def __init__(self):
         super().__init__()
@@ -212,7 +212,7 @@ class Adversaries(LightningModule):
         return [torch.optim.Adam(part.parameters(), lr=0.01) for part in (self.generator, self.critic)]
 
 
-def test_two_optimizers_by_hand(tmp_path):
+def test_two_manual_optimizers(tmp_path):
     weights = []
     for callbacks in ((), (make_callback(tmp_path, active=3, flops=True),)):
         torch.manual_seed(4)
@@ -229,6 +229,6 @@ def test_two_optimizers_by_hand(tmp_path):
     assert min(took_ns[phase] for phase in ("forward", "backward", "optimizer")) > 0
     generator, critic = 2 * 4 * 8, 2 * 8  # multiply-adds of a batch of 2
     assert flops_of(callback)["forward"] == 2 * (2 * generator + 3 * critic)
-    # First the generator's weights and what flows through the critic to it, then the critic's weights twice.
+    # First the generator's weights and what reaches it through the critic, then the critic's weights twice.
     assert flops_of(callback)["backward"] == 2 * (critic + generator + 2 * critic)
     assert windows_of(callback)[0].recorded_steps == (2, 3, 4)

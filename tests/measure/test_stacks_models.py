@@ -1,6 +1,6 @@
-"""The callback with models that are compiled, sharded, or somebody else's.
+"""The callback works with compiled, sharded and third-party models.
 
-What is optional is skipped where it is not installed; the extra ``test`` installs it all.
+Tests skip optional packages that aren't installed; the extra ``test`` installs them all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = [
 
 
 class Layers(torch.nn.Sequential):
-    """torch.compile leaves the forward of torch's own containers alone."""
+    """torch.compile skips the forward of torch's own containers."""
 
     def forward(self, x):
         for layer in self:
@@ -45,7 +45,7 @@ class Layers(torch.nn.Sequential):
 
 
 class Compiled(Net):
-    """Compiled by part or in place; with ``breaks``, Dynamo cuts the graph in the middle."""
+    """Compiled in part or in place; with ``breaks``, Dynamo breaks the graph in the middle."""
 
     def __init__(self, how, backend, breaks):
         super().__init__()
@@ -56,7 +56,7 @@ class Compiled(Net):
         elif how == "in place":
             self.layers.compile(backend=backend)
 
-    def training_step(self, batch, batch_idx):  # Dynamo cannot follow Lightning's log
+    def training_step(self, batch, batch_idx):  # Dynamo can't follow Lightning's log
         loss = self.loss(batch)
         if self.breaks:
             torch._dynamo.graph_break()
@@ -64,8 +64,8 @@ class Compiled(Net):
 
 
 @pytest.mark.parametrize("how", ["part", "in place", "whole", "whole with a break"])
-def test_torch_compile_makes_the_same_graphs(tmp_path, how):
-    counters = importlib.import_module("torch._dynamo.utils").counters  # by name: it takes a second
+def test_callback_keeps_compiled_graphs(tmp_path, how):
+    counters = importlib.import_module("torch._dynamo.utils").counters  # imported by name: it takes a second
     backend, seen = "aot_eager", []
     callback = make_callback(tmp_path, active=4, skip_first=2, flops=True)
     for callbacks in ((), (callback,)):
@@ -153,13 +153,13 @@ torch.distributed.destroy_process_group()
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """What each of two ranks found, each a process of its own; Lightning takes them as it finds them."""
+    """The results of two ranks, each its own process, which Lightning adopts."""
     folder = tmp_path_factory.mktemp("sharded")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "NODE_RANK": "0"}
-    script = folder / "train.py"  # a file: what `python -c` runs is nobody's code
+    script = folder / "train.py"  # a file, because code run by `python -c` has no source file
     script.write_text(RANK)
     ranks = [
         warm.start(RANK, rank, cwd=folder, env={**common, "LOCAL_RANK": rank}, file=script)
@@ -175,8 +175,8 @@ BACKWARD = 2 * 2 * (8 * 16 + 2 * 16)  # without the gradient of its input
 
 
 @pytest.mark.parametrize(("kind", "share"), [("Sharded", 1), ("Split", 2)])
-def test_sharded_by_torch(sharded, kind, share):
-    """FSDP computes the whole model on every rank, tensor parallelism its part."""
+def test_model_sharded_by_torch(sharded, kind, share):
+    """FSDP computes the whole model on each rank, tensor parallelism only the rank's part."""
     for rank in sharded:
         found = rank[kind]
         assert found["is_equal"]
@@ -190,18 +190,18 @@ def test_sharded_by_torch(sharded, kind, share):
         assert "layers.3" in found["timed"]
         assert found["windows"] == [[4, 5, 6]]
         assert found["status"] == "finished"
-        assert found["ranks"] == (2 if rank is sharded[0] else 0)  # the first one hears from all
+        assert found["ranks"] == (2 if rank is sharded[0] else 0)  # rank 0 collects from all
     held = [rank[kind]["sizes"]["trainable parameters"] for rank in sharded]
-    assert sum(held) == 161 if kind == "Sharded" else held == [81, 81]  # the last bias is on both
+    assert sum(held) == 161 if kind == "Sharded" else held == [81, 81]  # both ranks have the last bias
 
 
-def test_fsdp_of_lightning_wants_a_gpu(tmp_path):
-    """Lightning refuses it on a CPU, so it can only be tried on a GPU."""
+def test_lightning_fsdp_requires_gpu(tmp_path):
+    """Lightning rejects it on a CPU, so it can be tested only on a GPU."""
     with pytest.raises(ValueError, match="strategy `fsdp` requires a GPU"):
         make_trainer(tmp_path, strategy="fsdp", devices=2)
 
 
-# Models of others
+# Third-party models
 
 L, B, T, E, F, V = 2, 4, 8, 16, 32, 64  # layers, batch, positions, width, feed-forward, vocabulary
 RANK_OF_LORA = 2
@@ -254,7 +254,7 @@ class Language(LightningModule):
 
 
 def fit_language(folder, make):
-    """Fits with and without the callback, and sees that the weights are the same."""
+    """Fit with and without the callback and check that the weights are equal."""
     words = torch.randint(0, V, (10 * B, T), generator=torch.Generator().manual_seed(1))
     callback = make_callback(
         folder, active=2, skip_first=2, flops=True, samples_fn=torch.numel, unit="tokens", terminal=False
@@ -270,14 +270,14 @@ def fit_language(folder, make):
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_transformers(tmp_path, model):
+def test_transformers_models(tmp_path, model):
     transformers = pytest.importorskip("transformers", reason="needs the transformers library")
     with our_warnings() as messages:
         callback, module = fit_language(tmp_path, lambda: model(transformers))
     assert messages == []
     forward = 2 * MODELS[model]
     flops = flops_of(callback)
-    # The first layer's input comes of an embedding, so backward is twice forward.
+    # The first layer's input comes from an embedding, so backward is twice forward.
     assert (flops["forward"], flops["backward"]) == (forward, 2 * forward)
     cost = callback.run.ranks[0].model_cost
     assert cost.count.errors == ()
@@ -287,8 +287,8 @@ def test_transformers(tmp_path, model):
     assert callback.report.verdict is not None
 
 
-def test_lora(tmp_path):
-    """A small part is trained: the counts, the sizes and the modules say so."""
+def test_lora_model(tmp_path):
+    """Only a small part is trained; counts, sizes and modules reflect that."""
     transformers = pytest.importorskip("transformers", reason="needs the transformers library")
     peft = pytest.importorskip("peft", reason="needs peft")
     lora = peft.LoraConfig(r=RANK_OF_LORA, target_modules=["q_proj", "v_proj"])
@@ -300,8 +300,8 @@ def test_lora(tmp_path):
 
     half = B * T * E * RANK_OF_LORA  # multiply-adds of one of an adapter's two matrices
     forward = MODELS[llama] + L * 2 * 2 * half
-    # No frozen weight has a gradient. Gradients flow down to the adapters of the first layer, whose own
-    # input needs none: of its projections only the output's passes one on.
+    # Frozen weights have no gradients. Gradients flow down to the first layer's adapters, whose own input
+    # needs none: of its projections only the output projection passes one on.
     feed_forward = 3 * B * T * E * F
     backward = B * T * E * V + L * (feed_forward + PROJECTION + 2 * CORE)
     backward += (L - 1) * (3 * PROJECTION + 2 * 4 * half) + 2 * 3 * half
@@ -314,7 +314,7 @@ def test_lora(tmp_path):
     sizes = {one.kind: one.elements for one in cost.size.sizes}
     assert (sizes["trainable parameters"], sizes["frozen parameters"]) == (trained, frozen)
     assert sizes["gradients"] == trained
-    assert sizes["optimizer state"] == 2 * trained + 2 * L * 2  # moments, and a step for each tensor
+    assert sizes["optimizer state"] == 2 * trained + 2 * L * 2  # moments, and a step count per tensor
     assert sum(one.trainable for one in cost.modules) == trained
     assert sum(one.parameters for one in cost.modules) == trained + frozen
     assert callback.run.ranks[0].setup.num_trainable_tensors == 2 * L * 2

@@ -1,6 +1,6 @@
-"""The callback with other people's tools: their loggers and their configuration.
+"""The callback works with third-party loggers and configuration tools.
 
-What is optional is skipped where it is not installed; the extra ``test`` installs it all.
+Tests skip optional packages that aren't installed; the extra ``test`` installs them all.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def tensorboard_points(logger):
 
 
 def wandb_points(logger):
-    """From the file that `wandb sync` would send: records in the framing of LevelDB's log."""
+    """Read the file that `wandb sync` would send: records framed like LevelDB's log."""
     wandb_internal_pb2 = importlib.import_module("wandb.proto.wandb_internal_pb2")
     (file,) = Path(logger.save_dir).glob(f"wandb/*{logger.version}/*.wandb")
     data, place, record = file.read_bytes(), 7, b""
@@ -69,7 +69,7 @@ def wandb_points(logger):
         size, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
         record += data[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in {1, 4}:  # whole, or the last part
+        if kind in {1, 4}:  # a whole record, or its last part
             history = wandb_internal_pb2.Record.FromString(record).history
             record = b""
             row = {
@@ -113,7 +113,7 @@ LOGGERS = {
 
 @pytest.fixture
 def services(monkeypatch):
-    """Nothing of W&B talks to anybody or stays behind; MLflow 3 asks for leave to write files."""
+    """Keep W&B offline and stop it afterwards; MLflow 3 needs permission to write files."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("WANDB_SILENT", "true")
     yield
@@ -122,7 +122,7 @@ def services(monkeypatch):
 
 
 def logged_by(folder, make, *callbacks):
-    """The loggers of a fit, and for each of them name → its points."""
+    """A fit's loggers, and each logger's points by name."""
     folder.mkdir()
     loggers = make(folder)
     torch.manual_seed(3)
@@ -142,7 +142,7 @@ def logged_by(folder, make, *callbacks):
 
 
 @pytest.mark.parametrize("name", LOGGERS)
-def test_loggers_get_the_scalars_and_the_users_metrics_as_they_were(tmp_path, services, name):
+def test_loggers_get_our_scalars_and_unchanged_user_metrics(tmp_path, services, name):
     _, before = logged_by(tmp_path / "bare", LOGGERS[name])
     callback = ModelProfCallback(
         skip_first=0, active=0, report={"terminal": False}, flops=False, inspect={"sampling": False}
@@ -162,7 +162,7 @@ def test_loggers_get_the_scalars_and_the_users_metrics_as_they_were(tmp_path, se
         folder = tmp_path / "measured" / "modelprof"
     elif loggers[0].log_dir is not None:
         folder = Path(loggers[0].log_dir) / "modelprof"
-    else:  # beside its checkpoints: a folder of this run alone
+    else:  # next to its checkpoints, in a folder of this run alone
         first = loggers[0]
         folder = Path(first.save_dir) / first.name / first.version / "modelprof"
     (found,) = (tmp_path / "measured").rglob("run.json")
@@ -170,7 +170,7 @@ def test_loggers_get_the_scalars_and_the_users_metrics_as_they_were(tmp_path, se
     assert {path.name for path in folder.iterdir()} >= REPORT_FILES
 
 
-def test_mlflow_finds_no_experiment_that_is_none(tmp_path, services, caplog):
+def test_mlflow_finds_no_extra_experiment(tmp_path, services, caplog):
     (logger,), _ = logged_by(tmp_path / "fit", LOGGERS["MLflow"], make_callback(tmp_path, dirpath=None))
     names = {experiment.name for experiment in logger.experiment.search_experiments()}
     assert names == {"Default", "lightning_logs"}
@@ -199,7 +199,7 @@ HYDRA = {
 
 
 @pytest.mark.parametrize("convert", ["none", "partial", "object", "all"])
-def test_hydra_makes_the_callback(tmp_path, convert):
+def test_hydra_creates_callback(tmp_path, convert):
     hydra = pytest.importorskip("hydra", reason="needs hydra-core")
     utils = pytest.importorskip("hydra.utils")
     omegaconf = pytest.importorskip("omegaconf")
@@ -226,7 +226,7 @@ def test_hydra_makes_the_callback(tmp_path, convert):
         assert report_of(tmp_path)["summary"]["run"]["status"] == "finished"
 
 
-def test_a_slip_in_a_hydra_config_is_named(tmp_path):
+def test_hydra_config_error_names_argument(tmp_path):
     utils = pytest.importorskip("hydra.utils", reason="needs hydra-core")
     target = {"_target_": "lightning_modelprof.ModelProfCallback"}
     with pytest.raises(Exception, match=r"unknown argument 'wramup'\. Did you mean 'warmup'"):
@@ -235,7 +235,7 @@ def test_a_slip_in_a_hydra_config_is_named(tmp_path):
         utils.instantiate({**target, "steps": [10]})
 
 
-def test_hydra_example(tmp_path):
+def test_hydra_example_runs(tmp_path):
     pytest.importorskip("hydra", reason="needs hydra-core")
     overrides = ["callback.steps=[3,6]", "trainer.max_steps=8", f"hydra.run.dir={tmp_path}"]
     example = ROOT / "examples" / "hydra_app.py"

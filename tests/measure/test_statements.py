@@ -1,4 +1,4 @@
-"""Statements of the user's that findings may want changed: which one is meant, and when none is."""
+"""Source statements that a finding may suggest changing are located, or none is if it's unclear."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def source_of(text, path="/home/me/train.py"):
 
 
 def loaders(text, function="train_dataloader"):
-    """The DataLoaders that a hook may return."""
+    """The DataLoaders a hook may return."""
     source = source_of(text)
     [hook] = [one for one in ast.walk(source.tree) if getattr(one, "name", "") == function]
     return [ast.unparse(one) for one in source.made_by(None, hook, "DataLoader")]
@@ -42,7 +42,7 @@ def loaders(text, function="train_dataloader"):
         "        return DataLoader(self.data)",
     ],
 )
-def test_the_loader_of_a_hook_is_followed(body):
+def test_loader_of_hook_is_found(body):
     text = (
         "from torch.utils.data import DataLoader as Loader\n"
         "def make(data):\n    return Loader(data)\n"
@@ -53,7 +53,7 @@ def test_the_loader_of_a_hook_is_followed(body):
     assert "data)" in found
 
 
-def test_functions_that_call_each_other_are_not_followed_for_ever():
+def test_recursive_functions_are_not_followed_forever():
     assert (
         loaders("def train_dataloader():\n    return other()\ndef other():\n    return train_dataloader()\n")
         == []
@@ -61,7 +61,7 @@ def test_functions_that_call_each_other_are_not_followed_for_ever():
     assert loaders("def train_dataloader():\n    x = x\n    return x\n") == []
 
 
-def test_a_statement_keeps_its_text_its_range_and_the_hash_of_its_file():
+def test_statement_has_text_range_and_file_hash():
     text = "é = 1\nif é:\n    x = DataLoader('é',\n        batch_size=2)  # rows\n"
     source = source_of(text)
     statement = source.statement("DataLoader", source.calls(source.tree, "DataLoader"))
@@ -81,24 +81,24 @@ def test_a_statement_keeps_its_text_its_range_and_the_hash_of_its_file():
         f"DataLoader({'1, ' * 4000})",
     ],
 )
-def test_what_is_no_statement_to_change(text):
+def test_unsuitable_statement_is_none(text):
     source = source_of(text)
     assert source.statement("DataLoader", source.calls(source.tree, "DataLoader")) is None
 
 
-def test_calls_in_two_statements_are_none():
+def test_two_statements_are_none():
     source = source_of("DataLoader(1)\nDataLoader(2)\n")
     assert source.statement("DataLoader", source.calls(source.tree, "DataLoader")) is None
 
 
-def test_a_function_that_moved_is_not_taken_for_the_one_that_ran():
+def test_moved_function_is_not_found():
     source = source_of("@cached\ndef train_dataloader():\n    pass\n")
     assert source.function_at(Place(function="Data.train_dataloader", line=1)) is not None
     assert source.function_at(Place(function="Data.train_dataloader", line=2)) is None
     assert source.function_at(Place(function="Data.val_dataloader", line=1)) is None
 
 
-def test_what_cannot_be_read_is_none(tmp_path):
+def test_unreadable_file_is_none(tmp_path):
     file = tmp_path / "train.py"
     for data in (b"DataLoader(", b"\xff\xfe", b"# coding: latin-1\n'\xe9'\n", b"x = 1\0", b"#" * 600_000):
         file.write_bytes(data)
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_none(tmp_path):
     assert SourceFile.read(str(file)) is not None
 
 
-def test_modules_that_no_optimizer_trains():
+def test_modules_outside_optimizers():
     pair = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     net = nn.Sequential(pair, nn.Linear(1, 1), nn.Linear(1, 1), nn.ReLU())
     net[2].requires_grad_(False)
@@ -134,5 +134,5 @@ def test_modules_that_no_optimizer_trains():
         ("__main__", ""),
     ],
 )
-def test_who_reads_the_yaml_file(module, name):
+def test_configurator_is_found_by_module(module, name):
     assert _configurator(module) == name

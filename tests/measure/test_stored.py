@@ -1,4 +1,4 @@
-"""The walk through a model without its methods finds what they find."""
+"""Walking a model without calling its methods finds what those methods find."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ MODELS = {
 
 
 def ids(found):
-    """A script's tensors are new objects each time."""
+    """Identify tensors by data pointer, because a script's tensors are new objects each time."""
     return [(name, one.data_ptr() if isinstance(one, torch.Tensor) else id(one)) for name, one in found]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_as_torchs_own(name):
+def test_walk_matches_torch_methods(name):
     model = MODELS[name]()
     assert ids(stored.named_modules(model)) == ids(model.named_modules())
     assert ids(stored.named_children(model)) == ids(model.named_children())

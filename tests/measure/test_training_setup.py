@@ -1,4 +1,4 @@
-"""What is read from a live training, and that nothing that cannot be read does harm."""
+"""Reading the setup of a live training; unreadable parts do no harm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def start(worker):
 
 
 @pytest.mark.slow
-def test_a_setup_as_it_is(tmp_path):
+def test_setup_is_read_from_fit(tmp_path):
     data = DataLoader(Subset(Rows(64), range(32)), batch_size=2, num_workers=1, worker_init_fn=start)
     callback = run_fit(tmp_path, module=Own(), data=data, others=[Noisy()], active=0)
     setup = callback.run.ranks[0].setup
@@ -88,16 +88,16 @@ def test_a_setup_as_it_is(tmp_path):
     ("profiler", "name", "status"),
     [("advanced", "AdvancedProfiler", "found"), ("simple", "SimpleProfiler", "clean"), (None, "", "clean")],
 )
-def test_the_trainer_s_own_profiler(tmp_path, profiler, name, status):
+def test_trainer_profiler_is_found(tmp_path, profiler, name, status):
     callback = run_fit(tmp_path, trainer={"profiler": profiler}, active=0)
     assert callback.run.ranks[0].setup.profiler == name
     [finding] = [one for one in callback.report.findings if one.kind == "profiler_left_on"]
     assert finding.status.value == status
 
 
-def test_what_cannot_be_read_costs_only_itself(tmp_path):
+def test_unreadable_part_loses_only_itself(tmp_path):
     class Odd:
-        """No trainer at all."""
+        """Not a trainer at all."""
 
     setup = read_setup(loop_of_trainer(Odd()))
     assert {note.partition(" ")[0] for note in setup.notes} >= {"trainer", "callbacks"}
@@ -105,8 +105,8 @@ def test_what_cannot_be_read_costs_only_itself(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_callback_whose_state_key_is_no_text(tmp_path):
-    """As a class of its own was, in old versions of Lightning."""
+def test_callback_state_key_may_be_class(tmp_path):
+    """Old versions of Lightning used a class as the key."""
 
     class Keyed(Noisy):
         state_key = Net
@@ -122,7 +122,7 @@ class Stream:
 
 
 @pytest.mark.slow
-def test_a_loader_that_is_not_torch_s(tmp_path):
+def test_loader_that_is_not_from_torch(tmp_path):
     callback = run_fit(tmp_path, data=Stream(), active=0)
     setup = callback.run.ranks[0].setup
     assert (setup.loaders[0].kind, setup.loaders[0].num_workers) == ("Stream", None)
@@ -132,14 +132,14 @@ def test_a_loader_that_is_not_torch_s(tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"), [("150000 100000", 2), ("max 100000", 8), ("50000 100000", 1), ("odd", 8)]
 )
-def test_cpus_within_the_quota_of_a_container(tmp_path, monkeypatch, text, expected):
+def test_usable_cpus_respect_container_quota(tmp_path, monkeypatch, text, expected):
     (tmp_path / "cpu.max").write_text(text)
     monkeypatch.setattr(training_setup, "_QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     assert training_setup.usable_cpus() == expected
 
 
-def test_places():
+def test_place_of_function():
     def inner():
         pass
 
@@ -157,7 +157,7 @@ def bias(*layers):
     return [(one.convolution, one.is_sequential) for one in convolution_biases(nn.Sequential(*layers))]
 
 
-def test_biases_before_batchnorm():
+def test_convolution_bias_before_batchnorm():
     assert bias(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)) == [("0", True)]
     assert bias(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4)) == []
     assert bias(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.BatchNorm2d(4)) == []
@@ -165,7 +165,7 @@ def test_biases_before_batchnorm():
     assert bias(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)) == []
 
 
-def test_biases_told_by_names():
+def test_convolution_bias_matched_by_name():
     class Block(nn.Module):
         def __init__(self):
             super().__init__()
@@ -178,8 +178,8 @@ def test_biases_told_by_names():
 
 
 @pytest.mark.slow
-def test_recompilations_of_a_real_torch_compile(tmp_path):
-    """Batches of three shapes: two compilations after the first, with their guard, and one graph break."""
+def test_recompilations_by_torch_compile(tmp_path):
+    """Batches of three shapes cause two recompilations with their guard, and there is one graph break."""
 
     class Compiled(Net):
         def __init__(self):
@@ -211,8 +211,8 @@ def test_recompilations_of_a_real_torch_compile(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_module_that_is_compiled_again_is_placed_at_the_line_that_calls_it(tmp_path):
-    """torch.compile(module) compiles a function of torch's own, which is nobody's to change."""
+def test_recompiled_module_is_located_at_its_call(tmp_path):
+    """torch.compile(module) compiles a function of torch's, which users can't change."""
 
     class Compiled(Net):
         def __init__(self):
@@ -236,9 +236,9 @@ def test_a_module_that_is_compiled_again_is_placed_at_the_line_that_calls_it(tmp
 
 
 @pytest.mark.slow
-def test_findings_in_report_json(tmp_path):
+def test_findings_are_in_report_json(tmp_path):
     run_fit(tmp_path, active=0, skip_first=5)
-    document = report_of(tmp_path)  # its form is that of report.schema.json
+    document = report_of(tmp_path)  # report.schema.json describes its format
     assert len({one["kind"] for one in document["findings"]}) > 20
 
 
@@ -254,8 +254,8 @@ class Forecaster(lightning.pytorch.LightningModule):
 """
 
 
-def test_versions_name_the_library(tmp_path, monkeypatch):
-    """Of the model's class, or of one that the user's derives from; a file of the user's has no version."""
+def test_versions_include_model_library(tmp_path, monkeypatch):
+    """The library is the one of the model's class or of its base class; a user's file has no version."""
     (tmp_path / "site-packages").mkdir()
     (tmp_path / "site-packages" / "forecasts.py").write_text(LIBRARY)
     (tmp_path / "users.py").write_text(

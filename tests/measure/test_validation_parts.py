@@ -1,7 +1,7 @@
-"""What the validation loops inside a fit consist of: every part to the nanosecond, under a fake clock.
+"""The parts of validation loops inside a fit are exact to the nanosecond under a fake clock.
 
-``Bench.check`` holds each part to what the user code says that it spent there, in this file and in
-``test_phases_fake_clock.py``; here is what only a validation has.
+``Bench.check`` compares each part with what the user code says it spent there, both here and in
+``test_phases_fake_clock.py``; this file tests what is specific to validation.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def calls_of(times: ValidationTimes) -> dict[str, int | None]:
 
 
 def in_ms(times: ValidationTimes) -> dict[str, int]:
-    """Whole milliseconds: each cost differs from every other one by some nanoseconds."""
+    """Whole milliseconds, as all costs differ from each other by some nanoseconds."""
     return {part.key: part.total_ns // MS for part in times.parts if part.total_ns}
 
 
 class CostlyMetric(Metric):
-    """Costs time where it is updated and where it is computed."""
+    """Spends time when updated and when computed."""
 
     full_state_update = False
 
@@ -90,7 +90,7 @@ class CostlyMetric(Metric):
 
 
 class MeteredModel(HookedModel):
-    """Logs a metric's object, which Lightning computes after the last batch, and one value a batch."""
+    """Logs a metric object, which Lightning computes after the last batch, and one value per batch."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__(truth)
@@ -104,7 +104,7 @@ class MeteredModel(HookedModel):
 
 
 class ComputesAtTheEnd(HookedModel):
-    """Computes, and logs, in its own hook."""
+    """Computes and logs in its own hook."""
 
     def __init__(self, truth: Truth) -> None:
         super().__init__(truth)
@@ -121,7 +121,7 @@ class ComputesAtTheEnd(HookedModel):
 
 
 class LaterLoader(CostlyLoader):
-    """A second dataloader: Lightning makes its iterator inside the fetch of its first batch."""
+    """A second dataloader, whose iterator Lightning creates while fetching its first batch."""
 
     def __iter__(self) -> Any:
         self.dataset.truth.spend("dataloader", "loader_iter")
@@ -129,8 +129,8 @@ class LaterLoader(CostlyLoader):
 
 
 @pytest.mark.slow
-def test_each_cost_is_in_its_part_and_nowhere_else(bench):
-    """One validation of two batches: hand-derived, from what each thing costs by ``COST_MS``."""
+def test_each_cost_is_in_exactly_one_part(bench):
+    """One validation of two batches, worked out by hand from the costs in ``COST_MS``."""
     bench.fit(
         MeteredModel(bench.truth),
         bench.data(),
@@ -141,14 +141,14 @@ def test_each_cost_is_in_its_part_and_nowhere_else(bench):
     )
     bench.check(num_steps=3)
     times = validation_of(bench)
-    hooks = 7  # start, epoch start, two at the start of a batch, two at its end, end
+    hooks = 7  # start, epoch start, two at batch start, two at batch end, end
     assert in_ms(times) == {
         "dataloader": 2 * COST_MS["dataset"],
         "transfer": 2 * (1 + 2 + 1),
         "forward": 2 * (COST_MS["validation_step"] + HOOK_COST_MS),
         "module_hooks": hooks * HOOK_COST_MS,
-        "epoch_end": 2 * HOOK_COST_MS,  # the metric's compute, and on_validation_epoch_end
-        "logging": 3 * COST_MS["logger"],  # a point for each batch, and one at the end
+        "epoch_end": 2 * HOOK_COST_MS,  # the metric's compute and on_validation_epoch_end
+        "logging": 3 * COST_MS["logger"],  # one point per batch and one at the end
         "dataloader_init": COST_MS["loader_iter"],
     }
     assert times.num_runs == 1
@@ -161,7 +161,7 @@ def test_each_cost_is_in_its_part_and_nowhere_else(bench):
         "dataloader_init": 1,
         **dict.fromkeys(("epoch_end", "logging", "other")),
     }
-    # The callback's hooks are the phase Callbacks, and no part of the validation.
+    # The callback's hooks belong to the phase Callbacks, not to validation.
     phases_ns = bench.record.steps.phases_ns.sum(axis=0)
     assert times.total_ns == phases_ns[PHASE_INDEX["validation"]]
     assert bench.truth.steps[-1]["callbacks"] > 8 * HOOK_COST_MS * MS
@@ -169,7 +169,7 @@ def test_each_cost_is_in_its_part_and_nowhere_else(bench):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_class", [MeteredModel, ComputesAtTheEnd])
-def test_metrics_are_told_from_the_logger(bench, model_class):
+def test_metrics_are_separate_from_logger(bench, model_class):
     bench.fit(
         model_class(bench.truth),
         bench.data(4),
@@ -198,13 +198,13 @@ def test_metrics_are_told_from_the_logger(bench, model_class):
         ({"limit_val_batches": 0}, 0),
     ],
 )
-def test_when_validation_runs(bench, arguments, num_runs):
+def test_validation_schedules(bench, arguments, num_runs):
     bench.fit(
         MeteredModel(bench.truth),
         bench.data(4),
         validation=bench.validation_data(),
         max_epochs=2,
-        num_sanity_val_steps=2,  # before training: not measured
+        num_sanity_val_steps=2,  # before training, so not measured
         **arguments,
     )
     bench.check(num_steps=8)
@@ -214,8 +214,8 @@ def test_when_validation_runs(bench, arguments, num_runs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
-def test_while_gradients_accumulate(bench, accumulate):
-    """No hook says that validation begins: the workers' start before its first hook is in it."""
+def test_validation_while_gradients_accumulate(bench, accumulate):
+    """No hook marks the start of validation: starting workers before its first hook counts too."""
     bench.fit(
         MeteredModel(bench.truth),
         bench.data(4),
@@ -228,8 +228,8 @@ def test_while_gradients_accumulate(bench, accumulate):
 
 
 @pytest.mark.slow
-def test_several_dataloaders(bench):
-    """The second one starts its workers within the fetch of its first batch, and that is known."""
+def test_several_validation_dataloaders(bench):
+    """The second loader starts its workers while fetching its first batch, and this is recorded."""
     later = LaterLoader(CostlyDataset(bench.truth, 3, is_training=False))
     bench.fit(
         MeteredModel(bench.truth),
@@ -247,13 +247,13 @@ def test_several_dataloaders(bench):
 
 
 @pytest.mark.slow
-def test_a_stream_fetches_its_first_batch_while_its_iterator_is_made(bench):
-    """Lightning asks for it before its first hook, to know whether it is the last one."""
+def test_stream_fetches_first_batch_during_loader_init(bench):
+    """Lightning asks for it before its first hook, to learn whether it is the last batch."""
     stream = CostlyStream(bench.truth, 3)
     stream.items.is_training = False
     bench.fit(PlainModel(bench.truth), bench.data(), validation=CostlyLoader(stream))
     first_ms = COST_MS["loader_iter"] + COST_MS["dataset"]
-    # Of the three fetches that are left one finds the stream at its end, which costs as much as an item.
+    # One of the remaining three fetches finds the end of the stream, which costs as much as an item.
     assert in_ms(validation_of(bench))["dataloader_init"] == first_ms
     assert in_ms(validation_of(bench))["dataloader"] == 3 * COST_MS["dataset"]
 
@@ -271,7 +271,7 @@ def test_fetches_inside_validation_step(bench):
 
 
 @pytest.mark.slow
-def test_own_hooks_around_the_evaluation_mode(bench):
+def test_user_hooks_around_evaluation_mode(bench):
     class Modes(HookedModel):
         def on_validation_model_zero_grad(self):
             self.truth.spend("module_hooks", "on_validation_model_zero_grad")
@@ -290,7 +290,7 @@ def test_own_hooks_around_the_evaluation_mode(bench):
 
 
 @pytest.mark.slow
-def test_the_users_profiler_and_callbacks_are_in_no_part(bench):
+def test_user_profiler_and_callbacks_are_in_no_part(bench):
     bench.fit(
         MeteredModel(bench.truth),
         bench.data(),
@@ -305,7 +305,7 @@ def test_the_users_profiler_and_callbacks_are_in_no_part(bench):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["dataset", "validation_step", "compute", "on_validation_epoch_end"])
-def test_a_validation_that_fails_is_counted_as_far_as_it_came(bench, monkeypatch, where):
+def test_failed_validation_is_counted_up_to_failure(bench, monkeypatch, where):
     spend, number = bench.truth.spend, 0
 
     def break_off(phase: str, what: str) -> None:
@@ -331,7 +331,7 @@ def test_a_validation_that_fails_is_counted_as_far_as_it_came(bench, monkeypatch
 
 
 @pytest.mark.slow
-def test_saved_and_read_again(bench, tmp_path):
+def test_validation_parts_survive_saving(bench, tmp_path):
     bench.fit(MeteredModel(bench.truth), bench.data(), validation=bench.validation_data())
     save_run(bench.callback.run, tmp_path / "run.json")
     assert load_run(tmp_path).ranks[0].validation == bench.record.validation
@@ -345,7 +345,7 @@ def test_saved_and_read_again(bench, tmp_path):
 
 @pytest.fixture
 def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """A bench with a device that takes three times the host's time for everything."""
+    """A bench whose device takes three times the host's time for everything."""
     bench = Bench()
     bench.truth.device = FakeDeviceClock()
     monkeypatch.setattr(
@@ -356,8 +356,8 @@ def device_bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True])
-def test_device_times_of_parts(device_bench, is_late):
-    """The device's time between two marks is that of the part that began at the first."""
+def test_device_times_by_part(device_bench, is_late):
+    """The device time between two marks belongs to the part that started at the first."""
     bench, device = device_bench, device_bench.truth.device
     device.reached_ns = -1 if is_late else None
 
@@ -378,7 +378,7 @@ def test_device_times_of_parts(device_bench, is_late):
     assert all(mark.times_released <= 1 for mark in device.marks)
 
 
-def test_marks_that_wait_for_the_device_are_bounded():
+def test_pending_device_marks_are_bounded():
     device = FakeDeviceClock()
     device.reached_ns = -1
     parts = ValidationParts(device)
@@ -394,7 +394,7 @@ def test_marks_that_wait_for_the_device_are_bounded():
     assert len(device.marks) == MAX_MARKS + 1
 
 
-def test_a_device_that_has_not_come_so_far_tells_nothing():
+def test_pending_mark_has_no_device_time():
     device = FakeDeviceClock()
     device.reached_ns = -1
     parts = ValidationParts(device)
@@ -405,7 +405,7 @@ def test_a_device_that_has_not_come_so_far_tells_nothing():
     assert {part.device_ns for part in times.parts} == {None}
 
 
-def test_marks_of_streams_that_overtook_each_other_tell_nothing():
+def test_parts_give_up_on_negative_time():
     device = FakeDeviceClock()
     parts = ValidationParts(device)
     parts.begin_run(0, 0)
@@ -414,11 +414,11 @@ def test_marks_of_streams_that_overtook_each_other_tell_nothing():
     assert parts.has_given_up
 
 
-# What it costs
+# Overhead
 
 
 class ReadsOfBatches:
-    """A validation data set that notes how often the clock was read between two of its fetches."""
+    """A validation dataset that records the clock's read count at each fetch."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
@@ -434,8 +434,8 @@ class ReadsOfBatches:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("model_class", "most"), [(PlainModel, 7), (HookedModel, 13)])
-def test_clock_reads_of_a_validation_batch(model_class, most):
-    """Two for the fetch, the transfer, the step and each hook that somebody has; one at the batch's end."""
+def test_clock_reads_per_validation_batch(model_class, most):
+    """Two for the fetch, the transfer, the step and each overridden hook; one at the batch's end."""
     clock = FakeClock()
     callback = ModelProfCallback(report={"terminal": False, "files": False}, inspect={"sampling": False})
     callback._clock = clock
@@ -447,19 +447,19 @@ def test_clock_reads_of_a_validation_batch(model_class, most):
     assert reads == [most] * 5
 
 
-# Lightning's own
+# Lightning's internals
 
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning], ids=lambda one: one.__name__)
-def test_the_methods_in_which_metrics_are_computed_and_logged(package):
-    """Without them the computing of metrics stays in the part Logging; see ``lightning/in_validation.py``."""
+def test_lightning_has_metric_methods(package):
+    """Without them, computing metrics would count as Logging; see ``lightning/in_validation.py``."""
     connector = package.trainer.connectors.logger_connector.logger_connector._LoggerConnector
     assert callable(getattr(connector, METRICS_COMPUTED))
     assert callable(getattr(connector, METRICS_LOGGED))
 
 
 @pytest.mark.slow
-def test_without_these_methods_the_parts_still_sum_to_the_phase(bench, monkeypatch):
+def test_parts_sum_to_phase_without_metric_methods(bench, monkeypatch):
     class Renamed(logger_connector._LoggerConnector):
         def __getattribute__(self, name):
             if name in {METRICS_COMPUTED, METRICS_LOGGED} and looks["away"]:
@@ -486,6 +486,6 @@ def test_without_these_methods_the_parts_still_sum_to_the_phase(bench, monkeypat
     assert in_ms(times)["logging"] == HOOK_COST_MS  # the metric's compute
 
 
-def test_parts_have_the_names_of_the_phases_that_they_are():
+def test_parts_share_phase_names():
     assert list(PART_INDEX) == [part.key for part in PARTS]
     assert {part.key for part in PARTS} - set(PHASE_INDEX) == {"epoch_end"}

@@ -1,4 +1,4 @@
-"""FLOP/s of batches that vary in size, against FLOPs derived by hand or counted shape by shape."""
+"""FLOP/s of batches that vary in size match FLOPs worked out by hand or counted for each shape."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loader(shapes):
 
 
 class Attention(LightningModule):
-    """One head of attention over a batch of sequences."""
+    """One attention head over a batch of sequences."""
 
     def __init__(self):
         super().__init__()
@@ -76,13 +76,13 @@ def forward_flops(shape):
 
 
 def step_flops(shape):
-    """Backward is twice forward, but for the gradient of the data, which nobody wants."""
+    """Backward is twice forward, minus the gradient of the data, which isn't needed."""
     batch, length, width = shape
     return 3 * forward_flops(shape) - 2 * batch * length * width * 3 * width
 
 
 class Convolutions(Attention):
-    """Strides without padding, so that FLOPs are no exact polynomial of height and width."""
+    """Strides without padding, so that FLOPs aren't an exact polynomial of height and width."""
 
     def __init__(self):
         LightningModule.__init__(self)
@@ -108,7 +108,7 @@ def clean_steps(callback):
 
 
 def mean_flops(callback):
-    """FLOPs of a mean clean step by what the report says of their rate and of the step's time."""
+    """FLOPs of a mean clean step, from the reported FLOP/s and step time."""
     summary = callback.report.summary
     return summary.flops.flops_per_s * summary.benchmark.batch_cost_ns.avg / 1e9
 
@@ -140,8 +140,8 @@ LENGTHS = {
 
 
 @pytest.mark.parametrize("name", LENGTHS)
-def test_lengths_and_batch_sizes(tmp_path, name):
-    """FLOPs are sums of products of dimensions here, so they are exact."""
+def test_varying_lengths_and_batch_sizes(tmp_path, name):
+    """FLOPs are sums of products of dimensions here, so they're exact."""
     shapes = LENGTHS[name]
     callback = run(tmp_path, Attention(), loader(shapes))
     assert mean_flops(callback) == pytest.approx(true_mean(callback, shapes), rel=1e-6)
@@ -149,7 +149,7 @@ def test_lengths_and_batch_sizes(tmp_path, name):
     flops = callback.report.summary.flops
     assert flops.mean_step.error < 1e-6
     assert flops.mean_step.counted <= 16
-    # Tables, and what is read back from the files, say the same.
+    # Tables and saved files agree.
     model = dict(zip(("FLOPs", "MACs"), table_of(callback.report, "flops").rows[0][1:3], strict=True))
     assert model["FLOPs"] == pytest.approx(true_mean(callback, shapes), abs=1)
     assert "all figures are for the mean clean step" in " ".join(table_of(callback.report, "flops").notes)
@@ -170,7 +170,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("name", IMAGES)
-def test_images_that_vary(tmp_path, name):
+def test_varying_image_sizes(tmp_path, name):
     shapes, model = seeded(IMAGES[name], 45), Convolutions()
     callback = run(tmp_path, model, loader(shapes))
     known = {shape: counted(model, shape) for shape in set(shapes)}
@@ -180,8 +180,8 @@ def test_images_that_vary(tmp_path, name):
     assert mean.fitted > 10
 
 
-def test_real_padding(tmp_path):
-    """A collate_fn that pads to the longest of the batch, shuffled, over two epochs."""
+def test_padding_collate_fn(tmp_path):
+    """A collate_fn pads to the batch's longest item; the data is shuffled, over two epochs."""
     chance = random.Random(5)
     items = [torch.ones(chance.randrange(5, 60), WIDTH) for _ in range(160)]
     shapes = []
@@ -200,7 +200,7 @@ def test_real_padding(tmp_path):
 
 
 class EncoderDecoder(Attention):
-    """Two lengths that vary on their own: attention of the decoder to the encoder, and two more products."""
+    """Two lengths that vary independently: the decoder's attention to the encoder, and two more products."""
 
     def forward(self, batch):
         source, target = batch["source"], batch["target"]
@@ -212,8 +212,8 @@ class EncoderDecoder(Attention):
         return self(batch).mean()
 
 
-def test_two_lengths(tmp_path):
-    """Products of one length, of the other and of both."""
+def test_two_varying_lengths(tmp_path):
+    """FLOPs have products of either length and of both."""
     pairs = seeded(lambda chance: (chance.randrange(5, 50), chance.randrange(5, 50)), 70)
     batches = [{"source": torch.ones(2, s, WIDTH), "target": torch.ones(2, t, WIDTH)} for s, t in pairs]
     model = EncoderDecoder()
@@ -223,7 +223,7 @@ def test_two_lengths(tmp_path):
     assert mean_flops(callback) == pytest.approx(sum(flops.values()) / len(steps), rel=1e-6)
 
 
-def test_steps_of_one_size_show_what_they_did(tmp_path):
+def test_equal_batches_report_exact_flops(tmp_path):
     callback = run(tmp_path, Attention(), loader([(4, 16, WIDTH)] * 20))
     flops = callback.report.summary.flops
     assert flops.mean_step is None
@@ -237,8 +237,8 @@ def test_steps_of_one_size_show_what_they_did(tmp_path):
     assert table.rows[0][4] == step_flops((4, 16, WIDTH)) / 4
 
 
-def test_gradients_accumulated_over_batches(tmp_path):
-    """The optimizer has FLOPs of its own in one of three batches, whatever their length."""
+def test_gradient_accumulation(tmp_path):
+    """The optimizer adds its own FLOPs in one of three batches, whatever their length."""
 
     class Muon(torch.optim.Optimizer):
         @torch.no_grad()
@@ -264,7 +264,7 @@ def test_gradients_accumulated_over_batches(tmp_path):
 
 
 @pytest.mark.parametrize("loop", ["validate", "test", "predict"])
-def test_evaluation_loops(tmp_path, loop):
+def test_evaluation_loops_with_varying_lengths(tmp_path, loop):
     class Model(Attention):
         test_step = predict_step = Attention.validation_step
 
@@ -274,7 +274,7 @@ def test_evaluation_loops(tmp_path, loop):
     assert mean_flops(callback) == pytest.approx(true_mean(callback, shapes, forward_flops), rel=1e-6)
 
 
-def test_a_compiled_model_is_counted_on_copies(tmp_path):
+def test_compiled_model_is_counted_on_copies(tmp_path):
     torch._dynamo.reset()
     model = Attention()
     model.outer = torch.compile(model.outer, backend="eager", dynamic=True)
@@ -284,7 +284,7 @@ def test_a_compiled_model_is_counted_on_copies(tmp_path):
     assert mean_flops(callback) == pytest.approx(true_mean(callback, shapes), rel=1e-6)
 
 
-def test_counted_steps_are_no_clean_ones_and_few(tmp_path):
+def test_counted_steps_are_few_and_not_clean(tmp_path):
     shapes = seeded(lambda chance: (2, chance.randrange(8, 64), WIDTH), 80)
     callback = run(tmp_path, Attention(), loader(shapes))
     record = callback.run.ranks[0]
@@ -295,8 +295,8 @@ def test_counted_steps_are_no_clean_ones_and_few(tmp_path):
     assert sum(record.model_cost.batch_sizes.clean_steps) == len(clean_steps(callback))
 
 
-def test_no_size_is_counted_in_a_window(tmp_path):
-    """The switch comes in the middle of a window; it is counted after that."""
+def test_no_size_is_counted_in_window(tmp_path):
+    """The size changes in the middle of a window and is counted after it."""
     shapes = [(4, 8, WIDTH)] * 24 + [(4, 64, WIDTH)] * 36
     callback = run(tmp_path, Attention(), loader(shapes), active=6, wait=16, warmup=1, repeat=1)
     (window,) = callback.run.ranks[0].windows
@@ -307,14 +307,14 @@ def test_no_size_is_counted_in_a_window(tmp_path):
 
 
 class Chaos(Attention):
-    """FLOPs that no fit of the shapes can tell."""
+    """FLOPs that can't be fitted to the shapes."""
 
     def training_step(self, batch, batch_idx):
         length = batch[0].shape[1]
         return super().training_step((batch[0].repeat(1, 1 + length * 7919 % 13, 1), None), batch_idx)
 
 
-def test_where_no_fit_holds_there_is_a_dash_with_the_reason(tmp_path):
+def test_failed_fit_shows_dash_with_reason(tmp_path):
     shapes = seeded(lambda chance: (2, chance.randrange(8, 60), WIDTH), 60)
     callback = run(tmp_path, Chaos(), loader(shapes))
     section, table = callback.report.summary.flops, table_of(callback.report, "flops")
@@ -325,7 +325,7 @@ def test_where_no_fit_holds_there_is_a_dash_with_the_reason(tmp_path):
     assert callback.run.ranks[0].model_cost.count.step is not None
 
 
-def test_modules_of_other_sizes_than_the_counted_one_have_no_rate(tmp_path):
+def test_modules_have_no_rate_if_sizes_vary(tmp_path):
     shapes = seeded(lambda chance: (2, chance.randrange(8, 64), WIDTH), 30)
     callback = run(tmp_path, Attention(), loader(shapes))
     table = table_of(callback.report, "module_tree")
@@ -334,8 +334,8 @@ def test_modules_of_other_sizes_than_the_counted_one_have_no_rate(tmp_path):
     assert any("there are no FLOP/s" in note for note in table.notes)
 
 
-def test_scalars_are_those_of_their_steps(tmp_path):
-    """A logger gets the FLOP/s of the steps since the last time, not those of the counted one."""
+def test_logged_flops_belong_to_logged_steps(tmp_path):
+    """A logger gets the FLOP/s of the steps since its last point, not of the counted step."""
     logger = CSVLogger(tmp_path)
     shapes = [(4, 8, WIDTH)] * 20 + [(4, 64, WIDTH)] * 20
     trainer = {"logger": logger, "log_every_n_steps": 10}
@@ -348,7 +348,7 @@ def test_scalars_are_those_of_their_steps(tmp_path):
         assert float(row["modelprof/mfu"]) == pytest.approx(float(row["modelprof/flops_per_s"]) / 1e9)
 
 
-def test_training_is_the_same(tmp_path):
+def test_counting_does_not_change_training(tmp_path):
     shapes = seeded(lambda chance: (2, chance.randrange(8, 64), WIDTH), 30)
     weights = []
     for callbacks in ([], [make_callback(tmp_path)]):
@@ -359,8 +359,8 @@ def test_training_is_the_same(tmp_path):
     assert torch.equal(*weights)
 
 
-def test_a_run_of_an_older_version(tmp_path):
-    """Without sizes in the file, its figures are what they were."""
+def test_run_of_older_version_keeps_figures(tmp_path):
+    """Its file has no sizes, and its figures stay as they were."""
     callback = run(tmp_path, Attention(), loader([(4, 16, WIDTH)] * 20))
     file = tmp_path / "modelprof" / "run.json"
     raw = json.loads(file.read_text())
@@ -375,7 +375,7 @@ def test_a_run_of_an_older_version(tmp_path):
 
 
 class Alternating(Attention):
-    """Two networks in turns, on batches that are all alike."""
+    """Two networks in turn, on equal batches."""
 
     def training_step(self, batch, batch_idx):
         data, _ = batch
@@ -383,22 +383,22 @@ class Alternating(Attention):
 
 
 class Thawed(Attention):
-    """Its first layer is trained later on."""
+    """Trains its first layer only later."""
 
     def on_train_batch_start(self, batch, batch_idx):
         self.inner.requires_grad_(batch_idx > 20)
 
 
 class Growing(Attention):
-    """Makes its input in the step, from what the batch does not show."""
+    """Creates its input in the step, from what the batch doesn't show."""
 
     def training_step(self, batch, batch_idx):
         return self(torch.ones(4, 8 if batch_idx < 20 else 256, WIDTH)).mean()
 
 
 @pytest.mark.parametrize("model", [Alternating, Thawed, Growing])
-def test_steps_of_one_size_that_differ_are_no_rate(tmp_path, model):
-    """One count would tell the wrong rate for all; which steps differ is said instead."""
+def test_equal_batches_with_different_flops_have_no_rate(tmp_path, model):
+    """A single count would give a wrong rate for all, so the report names the steps that differ."""
     callback = run(tmp_path, model(), loader([(4, 16, WIDTH)] * 60))
     table = table_of(callback.report, "flops")
     counts = callback.run.ranks[0].model_cost.size_counts
@@ -410,7 +410,7 @@ def test_steps_of_one_size_that_differ_are_no_rate(tmp_path, model):
     assert callback.report.summary.flops.flops_per_s is None
 
 
-def test_a_size_is_counted_again_ever_less_often(tmp_path):
+def test_size_is_recounted_less_and_less_often(tmp_path):
     callback = run(tmp_path, Attention(), loader([(4, 16, WIDTH)] * 300))
     record = callback.run.ranks[0]
     steps = [one.step for one in record.model_cost.size_counts]
@@ -420,7 +420,7 @@ def test_a_size_is_counted_again_ever_less_often(tmp_path):
     assert mean_flops(callback) == pytest.approx(step_flops((4, 16, WIDTH)), rel=1e-12)
 
 
-def test_no_size_is_counted_again_in_a_window_nor_on_copies(tmp_path):
+def test_size_is_not_recounted_in_window_or_on_copies(tmp_path):
     callback = run(
         tmp_path, Attention(), loader([(4, 16, WIDTH)] * 70), active=20, wait=16, warmup=1, repeat=1
     )
@@ -436,8 +436,8 @@ def test_no_size_is_counted_again_in_a_window_nor_on_copies(tmp_path):
     assert len(callback.run.ranks[0].model_cost.size_counts) == 1
 
 
-def test_layers_thawed_in_a_compiled_model_are_noticed(tmp_path):
-    """A copy is counted again once other parameters are trained: the backward of ``inner`` comes on top."""
+def test_compiled_model_is_recounted_after_thawing(tmp_path):
+    """A copy is counted again once other parameters are trained: the backward of ``inner`` is added."""
 
     class Thawed(Attention):
         def training_step(self, batch, batch_idx):

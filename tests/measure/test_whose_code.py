@@ -1,7 +1,7 @@
-"""Whose code it is: the user's, or that of a library which builds loaders, optimizers and Trainers for them.
+"""Code is attributed to the user or to a library that creates loaders, optimizers and Trainers for them.
 
-The libraries are made here, in a folder that is called as those of installed packages are. Entries of real
-ones are checked where they are installed.
+The libraries are created here, in a folder named like that of installed packages. Entries for real
+libraries are checked where those are installed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ FAKEDATA = {
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Puts packages where installed ones are; gives their modules."""
+    """Puts packages where installed ones are and returns their modules."""
     root = tmp_path / "lib" / "site-packages"
     monkeypatch.syspath_prepend(str(root))
 
@@ -137,18 +137,18 @@ def line_of(function):
     return function.__code__.co_firstlineno
 
 
-# What is recorded
+# Recorded setup
 
 
 def fit_in_library(fakelib, folder, module, pause=0.0, **kwargs):
-    """As a user calls a library that calls the Trainer."""
+    """Call a library that calls the Trainer, like a user does."""
     callback = make_callback(folder, active=0, **kwargs)
     fakelib.fit(module, make_trainer(folder, callback, max_epochs=4), pause)
     return callback
 
 
 @pytest.mark.slow
-def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
+def test_library_that_calls_trainer_is_recorded(fakelib, tmp_path):
     callback = fit_in_library(fakelib, tmp_path, fakelib.Lit())
     setup = callback.run.ranks[0].setup
     assert setup.notes == ()
@@ -170,7 +170,7 @@ def test_a_library_that_calls_the_trainer(fakelib, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_class_of_the_user_that_inherits_from_a_library(fakelib, tmp_path):
+def test_library_of_inherited_class_is_recorded(fakelib, tmp_path):
     class Own(fakelib.Lit):
         def configure_optimizers(self):
             return super().configure_optimizers()
@@ -180,13 +180,13 @@ def test_a_class_of_the_user_that_inherits_from_a_library(fakelib, tmp_path):
     setup = callback.run.ranks[0].setup
     assert [one.package for one in setup.libraries] == ["fakelib"]
     assert (setup.package_call, setup.user_call) == (None, None)
-    assert owner_of_optimizer(setup) is None  # its own method
-    assert owner_of_loader(setup, setup.loaders[0]) is None  # it writes DataLoader(...) itself
+    assert owner_of_optimizer(setup) is None  # it overrides the method
+    assert owner_of_loader(setup, setup.loaders[0]) is None  # it calls DataLoader(...) itself
     assert setup.module_hooks["on_train_batch_end"].package == "fakelib"
 
 
 @pytest.mark.slow
-def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
+def test_loader_from_library_datamodule_is_recorded(fakelib, tmp_path):
     callback = make_callback(tmp_path, active=0)
     fit_quietly(make_trainer(tmp_path, callback), fakelib.Lit(), datamodule=fakelib.Data(), data=None)
     setup = callback.run.ranks[0].setup
@@ -196,7 +196,7 @@ def test_a_loader_of_a_librarys_datamodule(fakelib, tmp_path):
 
 
 @pytest.mark.slow
-def test_without_a_library_there_is_none(tmp_path):
+def test_no_library_in_plain_fit(tmp_path):
     from tests.support.fits import Net, run_fit  # noqa: PLC0415
 
     setup = run_fit(tmp_path, module=Net(), active=0).run.ranks[0].setup
@@ -205,7 +205,7 @@ def test_without_a_library_there_is_none(tmp_path):
     assert owner_of_optimizer(setup) is None
 
 
-def test_whose_functions_are(fakelib):
+def test_function_belongs_to_its_package(fakelib):
     import torch  # noqa: PLC0415
 
     assert place_of(fakelib.Windows.__getitem__).package == "fakelib"
@@ -222,7 +222,7 @@ def found(report, kind):
 
 
 @pytest.mark.slow
-def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
+def test_slow_hook_inherited_from_library(fakelib, tmp_path):
     class Own(fakelib.Lit):
         pass
 
@@ -247,7 +247,7 @@ def test_a_hook_that_a_class_of_the_user_has_from_a_library(fakelib, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_users_call_is_beside_the_librarys_line(fakelib, tmp_path):
+def test_user_call_is_shown_with_library_line(fakelib, tmp_path):
     callback = fit_in_library(fakelib, tmp_path, fakelib.Lit(), pause=0.002, sampling=True)
     finding = found(callback.report, "input_bound")
     place = finding.locations[0]
@@ -260,7 +260,7 @@ def test_the_users_call_is_beside_the_librarys_line(fakelib, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_data_finding_goes_to_the_transform_that_costs(installed, tmp_path):
+def test_input_finding_locates_slow_transform(installed, tmp_path):
     from tests.support.fits import run_fit  # noqa: PLC0415
 
     datasets, transforms = installed("fakedata", FAKEDATA, "datasets", "transforms")
@@ -275,7 +275,7 @@ def test_a_data_finding_goes_to_the_transform_that_costs(installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_users_line_goes_to_the_transform_that_costs(installed, tmp_path):
+def test_user_line_locates_slow_transform(installed, tmp_path):
     from tests.support.fits import Numbers, run_fit  # noqa: PLC0415
 
     transforms = installed("fakedata", FAKEDATA, "transforms")
@@ -296,7 +296,7 @@ def test_a_users_line_goes_to_the_transform_that_costs(installed, tmp_path):
     assert place.inner.function == "Blur.__call__"
 
 
-# What is advised
+# Advice
 
 
 HOOK = Place(
@@ -306,7 +306,7 @@ HOOK = Place(
 
 
 def setup_of(package, **changes):
-    """A setup whose loader and optimizer a library makes."""
+    """A setup whose loader and optimizer come from a library."""
     folder = f"/x/site-packages/{package}"
     loader = LoaderSetup(
         kind="DataLoader",
@@ -340,7 +340,7 @@ def action(rule, setup, **phases):
 WAITS = {"dataloader": 20, "forward": 10, "backward": 10}
 
 
-def test_the_argument_that_a_library_has():
+def test_advice_uses_library_argument():
     said = action(input_bound, setup_of("darts"), **WAITS)
     assert said.startswith("Call model.fit(..., dataloader_kwargs={'num_workers': ")
     assert "'persistent_workers': True}) (darts makes the DataLoader in Data.train_dataloader" in said
@@ -348,13 +348,13 @@ def test_the_argument_that_a_library_has():
     assert said.startswith("Pass optimizer=torch.optim.Adam, optimizer_kwargs={'fused': True} to the model")
 
 
-def test_settings_one_by_one():
+def test_advice_sets_library_settings_one_by_one():
     said = action(input_bound, setup_of("scvi"), **WAITS)
     assert said.startswith("Set scvi.settings.dl_num_workers = ")
     assert " and set scvi.settings.dl_persistent_workers = True (scvi makes" in said
 
 
-def test_arguments_by_two_ways():
+def test_advice_combines_two_ways():
     said = action(input_bound, setup_of("pytorch_tabular"), **WAITS)
     assert said.startswith("Use DataConfig(num_workers=")
     assert (
@@ -362,19 +362,19 @@ def test_arguments_by_two_ways():
     )
 
 
-def test_an_argument_that_a_library_lacks_is_said():
+def test_advice_names_missing_library_argument():
     said = action(input_bound, setup_of("anomalib"), **WAITS)
     assert "which has no argument for persistent_workers=True)" in said
 
 
-def test_a_cache_is_named_where_batches_are_to_be_cheaper():
+def test_advice_names_library_cache():
     said = action(input_bound, setup_of("gluonts", kind="Batches", num_workers=None), **WAITS)
     assert said.endswith(
         " Alternatively, call estimator.train(..., cache_data=True), to transform each series once (gluonts)."
     )
 
 
-def test_a_library_without_an_entry_is_named_with_its_function():
+def test_advice_names_unknown_library_and_function():
     said = action(input_bound, setup_of("fakelib"), **WAITS)
     assert not said.startswith("DataLoader(")
     assert "through fakelib, which makes the DataLoader in Data.train_dataloader (fakelib/data.py:33)" in said
@@ -383,7 +383,7 @@ def test_a_library_without_an_entry_is_named_with_its_function():
     assert "override configure_optimizers in a subclass" in said
 
 
-def test_the_users_own_loader_of_a_librarys_data():
+def test_advice_for_user_loader_of_library_data():
     theirs = setup_of("chemprop", made_by=None)
     assert action(input_bound, theirs, **WAITS).startswith(
         "Call chemprop.data.build_dataloader(dataset, num_workers="
@@ -392,8 +392,8 @@ def test_the_users_own_loader_of_a_librarys_data():
     assert action(input_bound, theirs, **WAITS).startswith("Set num_workers=")
 
 
-def test_no_advice_is_a_constructor_that_the_user_cannot_write():
-    """All rules that speak of a DataLoader or an optimizer."""
+def test_advice_calls_no_constructor_inside_library():
+    """All rules about a DataLoader or an optimizer."""
     from lightning_modelprof.report.rules.engine import diagnose  # noqa: PLC0415
 
     setup = setup_of("fakelib")
@@ -404,17 +404,17 @@ def test_no_advice_is_a_constructor_that_the_user_cannot_write():
     assert not any("DataLoader(" in one or "Adam(" in one for one in said)
 
 
-def test_a_setup_of_an_older_version_is_the_users():
-    """Of runs that did not look."""
+def test_setup_of_older_version_has_no_library_owner():
+    """Older versions didn't record libraries."""
     loader = SETUP.loaders[0]
     assert owner_of_loader(SETUP, loader) is None
     assert owner_of_loader(None, None) is None
 
 
-# The entries
+# Entries
 
 
-def test_the_best_way_first_and_what_is_left():
+def test_best_way_comes_first_and_rest_is_returned():
     ways = (
         Way(words="set({value})", target="", reaches=("one",)),
         Way(words="make({arguments})", target="", reaches=("two", "three")),
@@ -431,12 +431,12 @@ WAYS = [
 
 
 @pytest.mark.parametrize(("package", "way"), WAYS)
-def test_entries_are_what_the_installed_library_has(package, way):
+def test_entries_match_installed_library(package, way):
     pytest.importorskip(package)
     module, _, path = way.target.partition(":")
     target = importlib.import_module(module)
     for name in path.split("."):
-        target = getattr(target, name)  # an attribute that is gone fails here
+        target = getattr(target, name)  # fails here if the attribute no longer exists
     if not way.parameter:
         return
     parameters = inspect.signature(target).parameters
@@ -446,12 +446,12 @@ def test_entries_are_what_the_installed_library_has(package, way):
         assert way.parameter in parameters
 
 
-def test_each_entry_has_a_way():
+def test_each_entry_has_way():
     assert LIBRARIES
     for package, library in LIBRARIES.items():
         assert library.package == package
         assert library.loader or library.optimizer or library.batches
 
 
-def test_a_location_is_the_users_unless_said():
+def test_place_belongs_to_user_by_default():
     assert (Place().package, Place().call) == ("", None)

@@ -1,4 +1,4 @@
-"""The profiler window in real fits: which steps it records, how it ends, and what it refuses."""
+"""The profiler window in real fits: the steps it records, how it ends and when it is refused."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ pytestmark = pytest.mark.slow
 
 CORE = ("dataloader", "forward", "backward", "optimizer")
 _IF_SLOW = ("worst_step", "num_workers")
-"""Tables that a run has where a step was slow, or its batches were."""
+"""Tables that a run has only if a step or its batches were slow."""
 
 
 class Failure(Exception):
-    """What the tests throw in training."""
+    """The exception that tests raise in training."""
 
 
 def notes_on_windows(callback):
-    """Without what is said of the traces: on a busy machine these have gaps between steps."""
+    """Notes on windows only: on a busy machine others report gaps between steps in traces."""
     return [note for note in callback.report.notes if note.startswith("Profiler window")]
 
 
@@ -84,7 +84,7 @@ def assert_sums(summary):
 
 
 def assert_nested(trace):
-    """Steps follow each other; phase ranges nest like calls, and none lies across a step's boundary."""
+    """Steps follow each other; phase ranges nest like calls and don't cross step boundaries."""
     steps = step_ranges(trace)
     for (_, _, end), (_, begin, _) in pairwise(steps):
         assert end <= begin
@@ -123,13 +123,13 @@ def assert_nested(trace):
         pytest.param({"steps": (3, 6)}, 6, [[3, 4, 5]], id="to the very last step"),
     ],
 )
-def test_records_exactly_the_asked_steps(tmp_path, arguments, num_batches, expected):
+def test_window_records_requested_steps(tmp_path, arguments, num_batches, expected):
     callback = run_fit(tmp_path, data=loader(2 * num_batches), **arguments)
     windows = windows_of(callback)
     assert [list(window.recorded_steps) for window in windows] == expected
     assert {window.status for window in windows} == {WindowStatus.COMPLETE}
     files = {str(path.relative_to(tmp_path / "modelprof")) for path in tmp_path.glob("modelprof/traces/*")}
-    assert files == {window.trace_file for window in windows}  # and no raw file is left
+    assert files == {window.trace_file for window in windows}  # no raw file is left
     for window in windows:
         trace = trace_of(tmp_path, window)
         recorded = list(window.recorded_steps)
@@ -149,7 +149,7 @@ def test_records_exactly_the_asked_steps(tmp_path, arguments, num_batches, expec
     assert ids == ["model_summary", *(f"model_summary_{i}" for i in range(1, len(expected)))]
 
 
-def test_window_across_an_epoch_boundary(tmp_path):
+def test_window_across_epoch_boundary(tmp_path):
     callback = run_fit(tmp_path, data=loader(8), trainer={"max_epochs": 3}, steps=(2, 7))
     (window,) = windows_of(callback)
     assert window.recorded_steps == (2, 3, 4, 5, 6)
@@ -163,7 +163,7 @@ def test_window_across_an_epoch_boundary(tmp_path):
     assert "dataloader_init" in {row.key for row in summary.rows}
 
 
-def test_phases_of_a_step_lie_inside_it_in_order(tmp_path):
+def test_phases_lie_inside_their_step_in_order(tmp_path):
     callback = run_fit(tmp_path, steps=(2, 4))
     trace = trace_of(tmp_path, windows_of(callback)[0])
     assert [int(name) for name, _, _ in step_ranges(trace)] == [2, 3]
@@ -177,7 +177,7 @@ def test_phases_of_a_step_lie_inside_it_in_order(tmp_path):
 
 
 class Slow(Net):
-    """Costs known time in forward, backward and the optimizer."""
+    """Spends known time in forward, backward and the optimizer."""
 
     def training_step(self, batch, batch_idx):
         time.sleep(0.024)
@@ -200,7 +200,7 @@ class SlowNumbers(Numbers):
 
 
 def own_ns(name, trace):
-    """Own time of the ranges of one phase, one for each step."""
+    """Own time of one phase's ranges, one per step."""
     ranges = phase_ranges(trace)
     return [
         (end - begin) - sum(e - b for _, b, e in ranges if begin <= b and e <= end and (b, e) != (begin, end))
@@ -209,11 +209,11 @@ def own_ns(name, trace):
     ]
 
 
-def test_model_summary_agrees_with_the_ledger(tmp_path):
-    """Two measurements of the same steps: our clock, and torch's time stamps of our ranges.
+def test_model_summary_agrees_with_ledger(tmp_path):
+    """Two measurements of the same steps: our clock, and torch's timestamps of our ranges.
 
-    A busy machine may stop the thread between the two time stamps of any step, so the closest of six are
-    compared: what is wrong in our arithmetic is wrong in each.
+    A busy machine may stop the thread between the two timestamps of any step, so the closest of six are
+    compared: an error in our arithmetic would show in each.
     """
     data = torch.utils.data.DataLoader(SlowNumbers(24), batch_size=2)
     callback = run_fit(tmp_path, module=Slow(), data=data, steps=(3, 9))
@@ -229,14 +229,14 @@ def test_model_summary_agrees_with_the_ledger(tmp_path):
         of_ranges_ns = own_ns(key, trace)
         assert rows[key].host_total_ns == sum(of_ranges_ns)
         assert np.sort(np.abs(ledger_ns - of_ranges_ns))[1] < 600_000, key
-    # Opening the window is in the ledger's first step, and not in the trace.
+    # The ledger's first step includes opening the window; the trace doesn't.
     ledger_ns = recorded.duration_ns - recorded.phases_ns[:, PHASE_INDEX["profiler"]]
     of_ranges_ns = [end - begin for _, begin, end in step_ranges(trace)]
     assert rows["profile_step"].host_total_ns == sum(of_ranges_ns)
     assert np.sort(np.abs(ledger_ns - of_ranges_ns))[1] < 1_000_000
 
 
-def test_table_of_the_report_is_the_summary(tmp_path):
+def test_report_table_matches_model_summary(tmp_path):
     callback = run_fit(tmp_path, steps=(3, 6))
     summary = summarize(trace_of(tmp_path, windows_of(callback)[0]))
     rows = raw_rows(report_of(tmp_path)["tables"]["model_summary"])
@@ -265,7 +265,7 @@ def test_tables_come_in_reading_order(tmp_path):
     assert [table.id.removesuffix("_1") for table in of_newest][:6] == names
 
 
-def test_no_window_has_no_tables_of_windows(tmp_path):
+def test_no_window_tables_without_window(tmp_path):
     callback = run_fit(tmp_path, active=0)
     ids = [table.id for table in callback.report.tables if table.id not in _IF_SLOW]
     assert ids == [
@@ -279,7 +279,7 @@ def test_no_window_has_no_tables_of_windows(tmp_path):
     ]
 
 
-def test_one_window_needs_no_number(tmp_path):
+def test_single_window_has_no_number(tmp_path):
     callback = run_fit(tmp_path, steps=(3, 6))
     assert not [table.title for table in callback.report.tables if "of window" in table.title]
 
@@ -287,7 +287,7 @@ def test_one_window_needs_no_number(tmp_path):
 # Windows that end early
 
 
-def test_training_ends_inside_the_window(tmp_path):
+def test_training_ends_inside_window(tmp_path):
     callback = run_fit(tmp_path, data=loader(16), steps=(3, 14))
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.PARTIAL
@@ -304,7 +304,7 @@ def test_training_ends_inside_the_window(tmp_path):
     assert any("partial" in note for note in table.notes)
 
 
-def test_window_that_is_never_reached(tmp_path):
+def test_window_is_not_reached(tmp_path):
     callback = run_fit(tmp_path, data=loader(16), steps=(30, 40))
     (window,) = windows_of(callback)
     assert window.status is WindowStatus.NOT_REACHED
@@ -324,7 +324,7 @@ def test_second_window_is_not_reached(tmp_path):
     assert first.status is WindowStatus.COMPLETE
     assert second.status is WindowStatus.NOT_REACHED
     assert (second.first_step, second.last_step) == (8, 9)
-    # The tables are of the newest window that has a trace.
+    # The tables show the newest window that has a trace.
     assert table_of(callback.report, "operators").title == "Operator Summary of window 0"
     assert table_of(callback.report, "operators").rows
     assert not table_of(callback.report, "model_summary_1").rows
@@ -344,8 +344,8 @@ def test_training_ends_in_warmup(tmp_path):
 
 
 @pytest.mark.parametrize("length", [4, 5, 6, 7])
-def test_with_repeat_0_a_last_window_without_a_step_is_no_news(tmp_path, length):
-    """Cycles of four steps (wait, warmup, two active) end anywhere."""
+def test_repeat_0_notes_no_last_window_without_step(tmp_path, length):
+    """Cycles of four steps (wait, warmup, two active) may end at any step."""
     callback = run_fit(tmp_path, data=loader(2 * length), active=2, repeat=0)
     recorded = [window.recorded_steps for window in windows_of(callback)]
     assert recorded == ([(2, 3)] if length < 7 else [(2, 3), (6,)])
@@ -362,7 +362,7 @@ def test_with_repeat_0_a_last_window_without_a_step_is_no_news(tmp_path, length)
         pytest.param(1, WindowStatus.NOT_REACHED, (), id="before"),
     ],
 )
-def test_exception(tmp_path, batch, status, recorded):
+def test_exception_ends_window(tmp_path, batch, status, recorded):
     arguments = {"wait": 2, "warmup": 2, "active": 6}
     callback = make_callback(tmp_path, **arguments)
     trainer = make_trainer(tmp_path, callback)
@@ -392,14 +392,14 @@ def test_exception(tmp_path, batch, status, recorded):
 
 @pytest.fixture
 def interrupt_handler():
-    """Lightning ignores Ctrl-C from the first one on; later tests want it back."""
+    """Restore the handler for later tests: Lightning ignores Ctrl-C after the first one."""
     handler = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, handler)
 
 
 @pytest.mark.usefixtures("interrupt_handler")
-def test_keyboard_interrupt(tmp_path):
+def test_keyboard_interrupt_ends_window(tmp_path):
     callback = make_callback(tmp_path, steps=(2, 9))
     with pytest.raises(SystemExit):
         fit_quietly(make_trainer(tmp_path, callback), Net(fail_at(5, KeyboardInterrupt)), loader())
@@ -417,19 +417,19 @@ def test_keyboard_interrupt(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "trainer", "num_steps"),
     [
-        # The window closes at the fetch of the next batch; that batch is still trained.
+        # The window closes when the next batch is fetched; that batch is still trained.
         pytest.param({"steps": (2, 5)}, {}, 6, id="one window"),
         pytest.param({"active": 1, "repeat": 2, "wait": 0}, {}, 5, id="after the last of two"),
         pytest.param({"steps": (2, 8)}, {"limit_train_batches": 8}, 8, id="at the end of an epoch"),
         pytest.param({"steps": (2, 5)}, {"min_steps": 12, "min_epochs": 0}, 12, id="not before min_steps"),
-        # Lightning makes min_steps alone mean min_epochs=1 too, so the epoch's 32 batches are trained.
+        # In Lightning min_steps alone implies min_epochs=1, so the epoch's 32 batches are trained.
         pytest.param({"steps": (2, 5)}, {"min_steps": 12}, 32, id="min_steps alone"),
         pytest.param(
             {"steps": (2, 5)}, {"min_epochs": 2, "limit_train_batches": 7}, 14, id="not before min_epochs"
         ),
     ],
 )
-def test_stop_after_profile(tmp_path, arguments, trainer, num_steps):
+def test_stop_after_profile_ends_training(tmp_path, arguments, trainer, num_steps):
     callback = run_fit(tmp_path, trainer={"max_epochs": 4} | trainer, stop_after_profile=True, **arguments)
     assert len(steps_of(callback)) == num_steps
     assert {window.status for window in windows_of(callback)} == {WindowStatus.COMPLETE}
@@ -437,7 +437,7 @@ def test_stop_after_profile(tmp_path, arguments, trainer, num_steps):
     assert callback.report is not None
 
 
-# What is recorded
+# Trace contents
 
 
 def raw_trace(folder, window):
@@ -458,12 +458,12 @@ def events_of(folder, callback):
     ],
     ids=["record_shapes", "with_stack", "profile_memory"],
 )
-def test_options_reach_the_trace(tmp_path, argument, is_there, asked):
+def test_options_reach_trace(tmp_path, argument, is_there, asked):
     callback = run_fit(tmp_path, steps=(1, 2), **{argument: asked})
     assert any(is_there(event) for event in events_of(tmp_path, callback)) == asked
 
 
-def test_activities(tmp_path):
+def test_cpu_activity_is_recorded(tmp_path):
     callback = run_fit(tmp_path, steps=(1, 3), activities=["cpu"])
     assert any(event.get("cat") == "cpu_op" for event in events_of(tmp_path, callback))
     assert not notes_on_windows(callback)
@@ -471,7 +471,7 @@ def test_activities(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*is not available")
 @pytest.mark.parametrize("names", [["cpu"], ["cuda"], ["cpu", "xpu"]])
-def test_activities_are_torch_profilers(names):
+def test_activities_match_torch_profiler(names):
     profiler = CaptureOptions(activities=names).make_profiler()
     assert {activity.name.lower() for activity in profiler.activities} == set(names)
 
@@ -479,7 +479,7 @@ def test_activities_are_torch_profilers(names):
 # Kinds of training
 
 
-def test_manual_optimization(tmp_path):
+def test_window_with_manual_optimization(tmp_path):
     callback = run_fit(tmp_path, module=Manual(), steps=(2, 5))
     trace = trace_of(tmp_path, windows_of(callback)[0])
     assert_nested(trace)
@@ -488,7 +488,7 @@ def test_manual_optimization(tmp_path):
     assert {row.key: row.calls for row in summary.rows if row.key in CORE} == dict.fromkeys(CORE, 3)
 
 
-def test_dataloader_iter(tmp_path):
+def test_training_step_with_dataloader_iter(tmp_path):
     callback = run_fit(tmp_path, module=Fetching(), steps=(2, 5))
     (window,) = windows_of(callback)
     assert window.recorded_steps == (2, 3, 4)
@@ -500,7 +500,7 @@ def test_dataloader_iter(tmp_path):
     assert {row.key: row.calls for row in summary.rows if row.key in CORE} == dict.fromkeys(CORE, 3)
 
 
-def test_validation_inside_the_window(tmp_path):
+def test_validation_inside_window(tmp_path):
     callback = run_fit(
         tmp_path, val=loader(8), trainer={"val_check_interval": 4, "num_sanity_val_steps": 1}, steps=(2, 6)
     )
@@ -520,7 +520,7 @@ def test_validation_inside_the_window(tmp_path):
     assert row.host_total_ns == pytest.approx(ledger_ns, rel=0.1, abs=500_000)
 
 
-def test_tags_and_what_the_benchmark_leaves_out(tmp_path):
+def test_tags_exclude_steps_from_benchmark(tmp_path):
     callback = run_fit(tmp_path, data=loader(24), steps=(5, 8), skip_first=2)
     first, skip = StepTag.FIRST_OF_EPOCH, StepTag.SKIP_FIRST
     warm, on, stop = StepTag.PROFILER_WARMUP, StepTag.PROFILED, StepTag.PROFILER_STOP
@@ -529,14 +529,14 @@ def test_tags_and_what_the_benchmark_leaves_out(tmp_path):
     clean = [2, 3, 9, 10, 11]
     assert benchmark["num_steps"] == len(clean)
     steps = steps_of(callback)
-    ours = steps.phases_ns[clean, PHASE_INDEX["profiler"]]  # looks between steps
+    ours = steps.phases_ns[clean, PHASE_INDEX["profiler"]]  # work between steps
     net_ns = steps.duration_ns[clean] - ours
     assert benchmark["batch_cost_ns"]["max"] == net_ns.max()
     assert benchmark["batch_cost_ns"]["avg"] == net_ns.sum() / len(clean)
     assert sum(left["num_steps"] for left in report_of(tmp_path)["summary"]["run"]["excluded_steps"]) == 7
 
 
-def test_back_to_back_windows_close_one_and_open_the_next_in_the_same_step(tmp_path):
+def test_back_to_back_windows_share_step(tmp_path):
     callback = run_fit(tmp_path, data=loader(12), active=2, repeat=2, wait=0, warmup=0)
     on, stop = StepTag.PROFILED, StepTag.PROFILER_STOP
     assert steps_of(callback).tags.tolist() == [on | StepTag.FIRST_OF_EPOCH, on, on | stop, on, stop, 0]
@@ -545,7 +545,7 @@ def test_back_to_back_windows_close_one_and_open_the_next_in_the_same_step(tmp_p
 # Other torch profilers
 
 
-def test_timing_goes_with_lightnings_pytorch_profiler(tmp_path):
+def test_timing_works_with_lightning_pytorch_profiler(tmp_path):
     profiler = PyTorchProfiler(dirpath=tmp_path, filename="theirs")
     callback = run_fit(tmp_path, data=loader(16), trainer={"profiler": profiler}, active=0)
     assert len(steps_of(callback)) == 8
@@ -553,7 +553,7 @@ def test_timing_goes_with_lightnings_pytorch_profiler(tmp_path):
     assert list(tmp_path.glob("*.pt.trace.json*"))
 
 
-def test_a_profiler_that_records_refuses_the_window_and_not_the_training(tmp_path):
+def test_recording_profiler_refuses_window_not_training(tmp_path):
     callback = make_callback(tmp_path, active=3)
     trainer = make_trainer(tmp_path, callback)
     with torch.profiler.profile() as theirs, our_warnings() as messages:
@@ -569,8 +569,8 @@ def test_a_profiler_that_records_refuses_the_window_and_not_the_training(tmp_pat
     assert timing.report is not None
 
 
-# torch 2.13 can crash the process when two profilers meet, so each case is a process of its own, forked from
-# one that has the imports done.
+# torch 2.13 can crash the process when two profilers meet, so each case runs in a process forked from one
+# that has done the imports.
 FOREIGN = """
 import json, os, sys
 from pathlib import Path
@@ -635,7 +635,7 @@ def foreign(tmp_path_factory):
         ("over_before", ["complete", "complete"]),
     ],
 )
-def test_a_foreign_profiler_that_starts_later(foreign, name, statuses):
+def test_foreign_profiler_that_starts_later(foreign, name, statuses):
     result = foreign[name]
     assert isinstance(result, dict), result
     assert [status for status, _, _ in result["windows"]] == statuses
@@ -649,7 +649,7 @@ def test_a_foreign_profiler_that_starts_later(foreign, name, statuses):
 
 
 class Order(Callback):
-    """Says whether a profiler records when other callbacks run."""
+    """Records whether a profiler is active when other callbacks run."""
 
     def __init__(self):
         self.seen = []
@@ -658,19 +658,19 @@ class Order(Callback):
         self.seen.append(is_profiling())
 
 
-def test_torch_records_only_in_the_window(tmp_path):
+def test_torch_records_only_in_window(tmp_path):
     order = Order()
     run_fit(tmp_path, data=loader(16), others=[order], steps=(3, 5))
     assert order.seen == [False] * 3 + [True] * 2 + [False] * 3
 
 
-def test_warns_of_nothing_when_all_is_well(tmp_path):
+def test_no_warning_in_normal_fit(tmp_path):
     with our_warnings() as messages:
         run_fit(tmp_path, steps=(3, 5))
     assert messages == []
 
 
-# A foreign profiler inside our window: run apart, because torch may take the process with it
+# A foreign profiler inside our window runs in its own process, because torch may crash it.
 
 FOREIGN_INSIDE = """
 import sys
@@ -690,7 +690,7 @@ run_fit(Path("."), module=Net(at_batch), steps=(2, 7))
 
 
 @pytest.mark.parametrize("outcome", ["go on", "raise"])
-def test_a_foreign_profiler_inside_a_window_costs_the_window_and_not_the_process(tmp_path, outcome):
+def test_foreign_profiler_inside_window_loses_only_window(tmp_path, outcome):
     result = run_script(FOREIGN_INSIDE, outcome, cwd=tmp_path)
     assert result.returncode == (1 if outcome == "raise" else 0), result.stderr[-3000:]
     assert ("the user's own error" in result.stderr) == (outcome == "raise")
@@ -705,7 +705,7 @@ class SlowBatchEnd(Net):
         time.sleep(0.016)
 
 
-def test_the_modules_end_of_batch_is_in_the_trace_as_in_the_ledger(tmp_path):
+def test_batch_end_hook_agrees_in_trace_and_ledger(tmp_path):
     callback = run_fit(tmp_path, module=SlowBatchEnd(), steps=(3, 6))
     steps = callback.run.ranks[0].steps
     of_ledger = steps.phases_ns[3:6, PHASE_INDEX["module_hooks"]].sum()
@@ -715,7 +715,7 @@ def test_the_modules_end_of_batch_is_in_the_trace_as_in_the_ledger(tmp_path):
     assert rows["Module hooks"][2] == pytest.approx(of_ledger, rel=0.05)
 
 
-def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatch):
+def test_many_windows_are_reported_rarely_and_in_part(tmp_path, monkeypatch):
     reports = []
     build_report = trace_work.build_report
     monkeypatch.setattr(trace_work, "build_report", lambda *given: reports.append(1) or build_report(*given))
@@ -730,8 +730,8 @@ def test_many_windows_are_reported_seldom_and_shown_in_part(tmp_path, monkeypatc
     assert len(callback.report.summary.windows) == len(windows)
 
 
-def test_facts_of_the_newest_windows_are_kept(tmp_path):
-    """A long run has thousands of windows, and the facts of each take memory."""
+def test_facts_of_newest_windows_are_kept(tmp_path):
+    """A long run has thousands of windows, and each window's facts take memory."""
     warnings = []
     outputs = Outputs(RunFolder(path=None, created=""), [], NOWHERE, warnings.append)
     setting = Setting(folder=outputs.folder, loop="fit", options=DEFAULT_OPTIONS)
@@ -750,8 +750,8 @@ def test_facts_of_the_newest_windows_are_kept(tmp_path):
     assert warnings == []
 
 
-def test_no_place_for_a_trace_costs_the_window_alone(tmp_path, monkeypatch):
-    """As where the temporary folder has gone."""
+def test_no_place_for_trace_loses_only_window(tmp_path, monkeypatch):
+    """As if the temporary folder was deleted."""
 
     def nowhere(self, window):
         raise FileNotFoundError("No usable temporary directory found")

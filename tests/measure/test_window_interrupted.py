@@ -1,4 +1,4 @@
-"""Ctrl-C, or an error, while a window closes: nothing that was recorded is lost, and no profiler stays on."""
+"""Ctrl-C or an error while a window closes loses no recorded data and leaves no profiler on."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fail_in(monkeypatch, place, error, *, after):
     ("place", "has_files"),
     [(place, has_files) for place in PLACES for has_files in (True, False) if has_files or place != "save"],
 )
-def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_files):
+def test_ctrl_c_while_window_closes(tmp_path, monkeypatch, place, after, has_files):
     callback = make_callback(tmp_path, steps=(2, 4), files=has_files)
     fail_in(monkeypatch, place, KeyboardInterrupt(), after=after)
     with pytest.raises(SystemExit):
@@ -73,10 +73,10 @@ def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_f
     assert (window.trace_file is not None) == has_trace
     if has_files:
         left = [path.name for path in (tmp_path / "modelprof" / "traces").glob("*")]
-        # The raw trace stays where it is the only one.
+        # The raw trace stays if it's the only one.
         assert len(left) == (2 if place == "save" and after else has_trace)
         assert load_run(tmp_path / "modelprof").ranks[0].windows == callback.run.ranks[0].windows
-    # Nothing stays of it that would keep the next window from opening.
+    # Nothing is left over that would keep the next window from opening.
     assert windows_of(run_fit(tmp_path / "next", steps=(2, 4)))[0].status is WindowStatus.COMPLETE
 
 
@@ -84,7 +84,7 @@ def test_ctrl_c_while_a_window_closes(tmp_path, monkeypatch, place, after, has_f
     "error", [MemoryError("no memory"), ZeroDivisionError("ours")], ids=["memory", "ours"]
 )
 @pytest.mark.parametrize("place", ["parse", "analyze"])
-def test_an_analysis_that_fails_takes_nothing_else_with_it(tmp_path, monkeypatch, place, error):
+def test_failed_analysis_loses_only_itself(tmp_path, monkeypatch, place, error):
     fail_in(monkeypatch, place, error, after=False)
     with our_warnings() as messages:
         callback = run_fit(tmp_path, active=2, repeat=2, wait=2, warmup=1)

@@ -1,4 +1,4 @@
-"""torch's profiler runs out of memory: training goes on, and torch isn't asked for another window."""
+"""If torch's profiler runs out of memory, training continues and no more windows are requested."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ CALLS = ("_prepare_profiler", "_enable_profiler", "_disable_profiler")
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of torch's profiler, of which ``fails`` can make one fail."""
+    """Calls to torch's profiler; ``fails`` can make one fail."""
     made: list[str] = []
     fails: dict[str, tuple[BaseException, bool]] = {}
     monkeypatch.setattr(CLAIM, "is_broken", False)
-    gc.collect()  # a profiler that failed before, with the traceback of its error, looks like one that waits
+    gc.collect()  # a profiler that failed earlier, with its error's traceback, looks like one that waits
 
     def watched(name):
         original = getattr(torch_profiler, name)
@@ -47,7 +47,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("after", [True, False])
 @pytest.mark.parametrize("error", [MemoryError, RuntimeError])
 @pytest.mark.parametrize("name", CALLS)
-def test_no_window_comes_after_one_without_memory(tmp_path, calls, name, error, after):
+def test_no_window_after_memory_ran_out(tmp_path, calls, name, error, after):
     made, fails = calls
     fails[name] = error("std::bad_alloc"), after
     with our_warnings() as messages:
@@ -59,7 +59,7 @@ def test_no_window_comes_after_one_without_memory(tmp_path, calls, name, error, 
     assert (callback.run.info.status, len(steps_of(callback))) == ("finished", 32)
     assert made.count("_prepare_profiler") == 1
     assert not is_profiling()
-    assert not torch_profiler._is_profiler_enabled  # which torch itself leaves at True
+    assert not torch_profiler._is_profiler_enabled  # torch itself leaves it at True
 
     with our_warnings() as messages:
         later = run_fit(tmp_path / "later", active=2, repeat=3, wait=2, warmup=1)
@@ -70,7 +70,7 @@ def test_no_window_comes_after_one_without_memory(tmp_path, calls, name, error, 
     assert made.count("_prepare_profiler") == 1
 
 
-def test_another_error_of_torch_costs_one_window(tmp_path, calls):
+def test_other_torch_error_loses_one_window(tmp_path, calls):
     _, fails = calls
     fails["_prepare_profiler"] = RuntimeError("something else"), False
     with our_warnings() as messages:

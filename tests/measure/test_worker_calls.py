@@ -1,4 +1,4 @@
-"""Transforms in workers: each is found without being touched, and samples say what it takes."""
+"""Transforms in workers are found without touching them, and samples measure their time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 
 
 class OfALibrary(UserCode):
-    """All classes here are a library's."""
+    """Treats all classes here as a library's."""
 
     def is_users_file(self, file: str) -> bool:
         return False
@@ -53,7 +53,7 @@ class Compose(made.Compose):
 
 
 class Wrapper:
-    """A user's own object, which has transforms by names of its own."""
+    """A user's object that holds transforms under its own names."""
 
     def __init__(self) -> None:
         self.whole = Compose(Adds(), adds)
@@ -78,32 +78,32 @@ class Items(Dataset[Any]):
 ITEMS = ("Items.__getitem__", "sample", 0)
 
 
-def test_transforms_in_an_object_of_the_users_are_found() -> None:
+def test_transforms_in_user_object_are_found() -> None:
     assert found(Items(Wrapper())) == [
         ITEMS,
         ("Wrapper", "compose", 1),
         ("Compose", "compose", 2),
         ("Adds", "transform", 3),
         ("adds", "transform", 3),
-        ("Adds", "transform", 2),  # that of the dictionary
+        ("Adds", "transform", 2),  # the one in the dictionary
     ]
 
 
-def test_transforms_in_an_object_whose_class_was_typed_into_a_notebook(monkeypatch: Any) -> None:
-    """Its module has no file."""
+def test_transforms_in_object_of_notebook_class_are_found(monkeypatch: Any) -> None:
+    """The class's module has no file."""
     typed = type("Typed", (Wrapper,), {"__module__": "__main__"})
     monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
     names = [name for name, _, _ in found(Items(typed()), is_users=False)]
     assert names[1:] == ["Typed", "Compose", "Adds", "adds", "Adds"]
 
 
-def test_transforms_of_one_class_get_numbers() -> None:
+def test_transforms_of_same_class_get_numbers() -> None:
     transform = Compose(Adds(), adds, Adds(), Adds(), functools.partial(adds))
     names = [name for name, _, _ in found(Items(transform))]
-    assert names[2:] == ["Adds", "adds", "Adds #2", "Adds #3"]  # one row for both of the function
+    assert names[2:] == ["Adds", "adds", "Adds #2", "Adds #3"]  # one row for both uses of the function
 
 
-def test_data_sets_inside_data_sets() -> None:
+def test_nested_datasets_are_found() -> None:
     data = ConcatDataset([Subset(Items(Adds()), [1]), Items(Adds())])
     assert found(data) == [
         ("ConcatDataset.__getitem__", "sample", 0),
@@ -116,7 +116,7 @@ def test_data_sets_inside_data_sets() -> None:
 
 
 class Curried:
-    """A library's stage: a generator function with its arguments."""
+    """A library stage: a generator function with its arguments."""
 
     def __init__(self, f: Any, *args: Any) -> None:
         self.f, self.args = f, args
@@ -141,7 +141,7 @@ class Pipeline(IterableDataset[Any]):
         return data
 
 
-def test_stages_of_a_library_are_called_by_their_functions() -> None:
+def test_library_stages_are_named_by_their_functions() -> None:
     pipeline = Pipeline(Curried(mapped, adds), Curried(mapped, Adds()))
     assert found(pipeline, is_users=False) == [
         ("Pipeline.__iter__", "sample", 0),
@@ -169,11 +169,11 @@ class OfExamples(IterableDataset[Any]):
         yield from self._examples
 
 
-def test_functions_in_what_a_dataset_iterates_are_found() -> None:
+def test_functions_in_iterated_objects_are_found() -> None:
     assert [one[:2] for one in found(OfExamples())[1:]] == [("adds", "transform"), ("Adds", "transform")]
 
 
-def test_modules_inside_a_module_of_the_users_are_found() -> None:
+def test_modules_inside_user_module_are_found() -> None:
     class Augment(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -192,7 +192,7 @@ def test_modules_inside_a_module_of_the_users_are_found() -> None:
     ]
 
 
-def test_nothing_of_the_users_runs_while_transforms_are_sought() -> None:
+def test_finding_transforms_runs_no_user_code() -> None:
     counts, proxy = made.Counts(), made.Proxy(Adds())
     listed = made.Counted([made.Registered(), adds])
     data = Items([counts, proxy, listed])
@@ -205,11 +205,11 @@ def test_nothing_of_the_users_runs_while_transforms_are_sought() -> None:
     assert names == ["Items.__getitem__", "Registered", "adds"]
 
 
-# What samples say
+# Samples
 
 
 class Waits:
-    """Takes as many samples of the thread that it runs in as it's told."""
+    """Takes the given number of samples of the thread it runs in."""
 
     def __init__(self, looks: int) -> None:
         self.looks = looks
@@ -230,7 +230,7 @@ class OfWaits(Dataset[Any]):
 
 
 class Looks:
-    """Samples of this thread, taken in another one at known places."""
+    """Samples of this thread, taken by another thread at known places."""
 
     def __init__(self, dataset: Any) -> None:
         self.state = State(0, None)
@@ -252,7 +252,7 @@ class Looks:
         self.state.fetch_ns = 0
 
 
-def test_samples_tell_transforms_of_one_class_apart() -> None:
+def test_samples_distinguish_transforms_of_same_class() -> None:
     data = OfWaits(1, 0, 4)
     looks = Looks(data)
     for _ in range(3):
@@ -270,17 +270,17 @@ def test_samples_tell_transforms_of_one_class_apart() -> None:
     }
 
 
-def test_a_sample_that_was_due_before_the_batch_is_of_what_was_before() -> None:
+def test_sample_due_before_batch_is_not_counted() -> None:
     data = OfWaits(1)
     looks = Looks(data)
     looks.look.sampler.due_ns = 4
     looks.batch(data, 1)
-    looks()  # outside of a batch
+    looks()  # outside a batch
     assert looks.look.samples().looks == 0
 
 
 def in_batches(shares: list[float], looks: int) -> CallSamples:
-    """Batches with so many samples each, a share of them in one call."""
+    """Batches with the given number of samples each, a share of them in one call."""
     seen = CallSamples(calls=[CallSums(CallName("one", "transform", 1))])
     one = seen.calls[0]
     for share in shares:
@@ -300,18 +300,18 @@ def error_of(seen: CallSamples, number: int = 1) -> float:
     return seen.error_ns(seen.calls[0], number, fetch_ns=10**9, cpu_ns=0, samples=1) / 1e9
 
 
-def test_samples_inside_one_call_are_not_independent() -> None:
-    """One batch in ten is all in the call: that is ten looks at ten batches, and not a hundred."""
+def test_samples_inside_one_call_are_dependent() -> None:
+    """One batch in ten is entirely in the call: that's ten samples at ten batches, not a hundred."""
     half = 1.96 / 2
     alike = error_of(in_batches([0.1] * 10, 10))
     apart = error_of(in_batches([1.0] + [0.0] * 9, 10))
     assert alike == pytest.approx(half * (11 / 102 * 91 / 102 / 100) ** 0.5, rel=1e-3)
     assert apart == pytest.approx(half * (0.9 / 10 / 7) ** 0.5, rel=1e-3)
-    assert error_of(in_batches([1.0] * 10, 10)) > 0  # that all were in it doesn't mean that all are
+    assert error_of(in_batches([1.0] * 10, 10)) > 0  # all of these were in it, but others may not be
     assert error_of(in_batches([0.1] * 10, 10), 5) == pytest.approx(alike * 2.576 / 1.96, rel=1e-3)
 
 
-def test_late_samples_widen_the_error_by_no_more_than_the_worker_ran() -> None:
+def test_late_samples_widen_error_by_worker_cpu_time_at_most() -> None:
     seen = in_batches([0.5] * 100, 10)
     seen.calls[0].late = seen.calls[0].time * 0.001  # each 1 ms late
     drawn = error_of(seen) * 1e9
@@ -320,8 +320,8 @@ def test_late_samples_widen_the_error_by_no_more_than_the_worker_ran() -> None:
         assert error_ns == pytest.approx((drawn**2 + late_ns**2) ** 0.5)
 
 
-def test_averages_come_back_in_a_simulation() -> None:
-    """Five that sleep 0.5 to 10 ms, samples at random times: all within twice the error in 19 of 20 draws."""
+def test_simulation_recovers_mean_times() -> None:
+    """Five calls sleep 0.5 to 10 ms, sampled at random: in 19 of 20 draws all are within twice the error."""
     right, num_draws = 0, 200
     for seed in range(num_draws):
         chosen = random.Random(seed)
@@ -338,7 +338,7 @@ SAMPLES = 800
 
 
 def simulated(chosen: random.Random, times_ms: list[float]) -> list[Any]:
-    """What 100 batches of 8 samples that take these times come back as."""
+    """The calls recovered from 100 batches of 8 samples that take the given times."""
     seen = CallSamples(calls=[CallSums(CallName(str(place), "transform", 1)) for place in range(5)])
     whole_ms, now_ms, batch_ms = sum(times_ms), 0.0, 8 * sum(times_ms)
     in_batch: list[list[tuple[int, float]]] = [[] for _ in range(100)]
@@ -368,7 +368,7 @@ def simulated(chosen: random.Random, times_ms: list[float]) -> list[Any]:
     return calls
 
 
-def test_few_samples_measure_no_transform() -> None:
+def test_few_samples_yield_no_transform_time() -> None:
     chosen = random.Random(1)
     found = simulated(chosen, [0.02] * 5)
     assert len(found) == 5

@@ -1,4 +1,4 @@
-"""Batches are bit-identical with workers looked into and without, whatever data sets see of themselves."""
+"""Batches are bit-identical with and without worker probes, even for datasets that inspect themselves."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def digest(batches: Any) -> str:
 
 
 def epochs(make: Any, method: str, *, is_watched: bool, **options: Any) -> tuple[tuple[str, int], Any]:
-    """Two epochs of a loader: what came and how much of it, and what was measured."""
+    """Two epochs of a loader: the batches' digest and number, and the measurements."""
     torch.manual_seed(3)
-    # Each epoch starts workers that don't persist, and a new interpreter imports torch for seconds.
+    # Each epoch restarts workers that don't persist, and a new interpreter takes seconds to import torch.
     num_workers = 2 if method == "fork" and options.get("persistent_workers") else 1
     loader = DataLoader(make(), 2, num_workers=num_workers, multiprocessing_context=method, **options)
     watched = WorkerProbes()
@@ -53,19 +53,19 @@ def epochs(make: Any, method: str, *, is_watched: bool, **options: Any) -> tuple
     list(zip(made.CASES, itertools.cycle([False, True]), strict=False)),
     ids=str,
 )
-def test_samples_are_the_same_in_a_fork(case: str, persistent_workers: bool) -> None:
+def test_samples_are_identical_in_fork(case: str, persistent_workers: bool) -> None:
     make, options = made.CASES[case], {"persistent_workers": persistent_workers}
     expected, nothing = epochs(make, "fork", is_watched=False, **options)
     found, (record,) = epochs(make, "fork", is_watched=True, **options)
     assert found == expected
     assert nothing == ()
-    assert sum(one.batches for one in record.workers) == found[1]  # and they were looked into
+    assert sum(one.batches for one in record.workers) == found[1]  # and they were measured
     assert [call.kind for call in record.calls if not call.depth] == ["sample", "collate"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [made.All, made.Yields, made.OfSlots])
-def test_samples_are_the_same_in_a_new_interpreter(make: Any) -> None:
+def test_samples_are_identical_in_new_interpreter(make: Any) -> None:
     collate = made.CollatesItself() if make is not made.All else None
     options = {"collate_fn": collate, "worker_init_fn": made.start, "persistent_workers": True}
     expected, _ = epochs(make, "spawn", is_watched=False, **options)
@@ -74,7 +74,7 @@ def test_samples_are_the_same_in_a_new_interpreter(make: Any) -> None:
     assert sum(one.batches for one in record.workers) == found[1] >= 8
 
 
-def test_a_collate_function_and_the_start_of_workers_that_look_at_themselves() -> None:
+def test_self_inspecting_worker_code_changes_no_batch() -> None:
     outcomes = [
         epochs(
             made.Vars,
@@ -104,7 +104,7 @@ def seeds(worker: int, by: int = 1) -> None:
     torch.manual_seed(worker * by)
 
 
-def test_the_collate_function_stays_in_the_loader() -> None:
+def test_collate_fn_stays_in_loader() -> None:
     watched, collate, seeding = WorkerProbes(), made.CollatesItself(), functools.partial(seeds, by=2)
     loader = DataLoader(Rows(), 4, num_workers=1, collate_fn=collate, worker_init_fn=seeding)
     watched.add(loader)
@@ -120,7 +120,7 @@ def test_the_collate_function_stays_in_the_loader() -> None:
     assert loader.worker_init_fn is seeding
 
 
-def test_a_loader_without_a_start_of_workers_has_none_to_those_who_ask() -> None:
+def test_missing_worker_init_fn_still_looks_like_none() -> None:
     loader = DataLoader(Rows(), 4, num_workers=1)
     watched = WorkerProbes()
     watched.add(loader)
@@ -132,7 +132,7 @@ def test_a_loader_without_a_start_of_workers_has_none_to_those_who_ask() -> None
 
 
 class Holds:
-    """A loader of somebody's own, whose data are a long list."""
+    """A custom loader whose data is a long list."""
 
     def __init__(self, loader: Any) -> None:
         self.loaders, self.data = [loader], Unread(range(1000))
@@ -143,7 +143,7 @@ class Unread(list[Any]):
         raise AssertionError("of the user's: too long to be gone through")
 
 
-def test_what_is_no_list_of_loaders_is_not_gone_through() -> None:
+def test_only_lists_of_loaders_are_searched() -> None:
     watched = WorkerProbes()
     loader = DataLoader(Rows(), 4, num_workers=1)
     watched.add(Holds(loader))
@@ -152,7 +152,7 @@ def test_what_is_no_list_of_loaders_is_not_gone_through() -> None:
     watched.end()
 
 
-def test_the_start_method_can_be_set_later(tmp_path: Any) -> None:
+def test_start_method_can_be_set_later(tmp_path: Any) -> None:
     script = """
         import multiprocessing
         from torch.utils.data import DataLoader
@@ -168,7 +168,7 @@ def test_the_start_method_can_be_set_later(tmp_path: Any) -> None:
     assert result.stdout.strip() == "True"
 
 
-def test_workers_of_an_epoch_that_is_broken_off_are_gone_as_without_us() -> None:
+def test_workers_of_interrupted_epoch_end() -> None:
     loader = DataLoader(Rows(), 1, num_workers=2)
     with LoopProfiler(active=0, report={"files": False, "terminal": False}) as profiler:
         for _ in range(2):

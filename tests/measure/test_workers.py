@@ -1,4 +1,4 @@
-"""What is measured in the workers of a DataLoader, against costs that the samples themselves tell."""
+"""Measurements in DataLoader workers match costs that the samples report themselves."""
 
 import copy
 import functools
@@ -49,8 +49,8 @@ pytestmark = [
         ("forkserver", 1, pipelines.Map),
     ],
 )
-def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
-    """Clocks of ours are around those of the samples; the statement that sleeps longest is named."""
+def test_worker_costs_and_slow_line_are_found(method, num_workers, kind):
+    """Our clocks enclose the samples' own; the statement that sleeps longest is named."""
     number = 72 * num_workers
     loader = DataLoader(
         kind(number), 6, num_workers=num_workers, collate_fn=pipelines.collate, multiprocessing_context=method
@@ -72,7 +72,7 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     assert sample.total_ns == sum(one.fetch_ns for one in workers.workers) >= 1e9 * sum(truth[:6])
     assert collate.total_ns >= 1e9 * truth[7]
     assert sample.cpu_ns >= 1e9 * truth[8]
-    # Of 14.6 ms a sample 0.1 are too little to be measured, but on a busy machine they may be more.
+    # Of 14.6 ms per sample 0.1 ms is too little to measure, but on a busy machine it may take longer.
     assert transforms[0].total_ns is None or transforms[0].total_ns >= 0.05 * sample.total_ns
     assert sample.total_ns >= chain.total_ns > 0
     assert chain.inner_ns <= chain.total_ns
@@ -84,7 +84,7 @@ def test_costs_come_back_and_the_line_is_named(method, num_workers, kind):
     place = finding.locations[0]
     place = place.inner or place  # "line 63 in read, called at ..."
     assert Path(place.file).name == "worker_pipelines.py"
-    # Where others have the CPUs, computing and the ends of short sleeps, which share a line, take long too.
+    # If other processes use the CPUs, computing and waking from short sleeps (on a shared line) are slow too.
     if max(sum(truth[1:5]), truth[5]) < 0.6 * truth[0]:
         assert place.line == pipelines.READ_LINE
 
@@ -105,8 +105,8 @@ def on_one_cpu(worker):
 
 
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not count")
-def test_workers_that_share_a_cpu_wait_for_it():
-    """What a worker that computes takes is CPU time and waiting for a CPU, and nothing else."""
+def test_workers_sharing_cpu_wait_for_it():
+    """A computing worker's time is CPU time plus waiting for a CPU."""
     loader = DataLoader(
         Computing(), 4, num_workers=2, worker_init_fn=on_one_cpu, multiprocessing_context="fork"
     )
@@ -121,7 +121,7 @@ def test_workers_that_share_a_cpu_wait_for_it():
         assert one.cpu_ns + one.cpu_wait_ns == pytest.approx(making_ns, rel=0.2)
 
 
-# What is done for each batch
+# Work per batch
 
 
 class Doubles:
@@ -150,7 +150,7 @@ def slot():
 
 
 class Queue:
-    """Torch's queue of indices."""
+    """Stands in for torch's index queue."""
 
     def __init__(self, messages):
         self.messages = list(messages)
@@ -160,7 +160,7 @@ class Queue:
 
 
 class Fetcher:
-    """Torch's fetcher of a data set."""
+    """Stands in for torch's dataset fetcher."""
 
     def __init__(self, dataset, collate_fn, auto_collation=True):
         self.dataset, self.collate_fn, self.auto_collation = dataset, collate_fn, auto_collation
@@ -171,11 +171,11 @@ class Fetcher:
 
 
 class Resume:
-    """Torch's message that another epoch begins."""
+    """Stands in for torch's message that another epoch starts."""
 
 
 def _worker_loop(dataset, index_queue, collate_fn, start, seen, auto_collation=True):
-    """As torch's of that name, which is looked for by it."""
+    """Stands in for torch's function, which is found by this name."""
     start(sys._getframe())
     fetcher = Fetcher(dataset, collate_fn, auto_collation)
     while True:
@@ -194,7 +194,7 @@ def worker_of(slot):
 
 
 def run_worker(slot, dataset, messages, collate_fn=list, auto_collation=True):
-    """Runs torch's loop in this process; what it made, its queue and its fetcher."""
+    """Run torch's loop in this process; return what it fetched."""
     worker, queue, seen = worker_of(slot), Queue([*messages, None]), []
     fetcher = _worker_loop(
         dataset, queue, collate_fn, lambda frame: worker.begin(dataset, frame), seen, auto_collation
@@ -206,7 +206,7 @@ def run_worker(slot, dataset, messages, collate_fn=list, auto_collation=True):
     return seen
 
 
-def test_torchs_own_objects_are_as_they_were_when_it_ends(slot):
+def test_torch_objects_are_restored_after_loop(slot):
     data = Items([Doubles(), abs])
     kind, transforms, attributes = type(data), list(data.transforms), dict(vars(data))
     assert run_worker(slot, data, [(0, [1, 2]), Resume(), (0, [3])]) == [[2, 4], [6]]
@@ -215,13 +215,13 @@ def test_torchs_own_objects_are_as_they_were_when_it_ends(slot):
     assert list(slot.batches[:1]) + list(slot.batches[BATCH_COLUMNS : BATCH_COLUMNS + 1]) == [0, 0]
 
 
-def test_a_batch_is_one_sample_where_the_data_set_makes_batches(slot):
+def test_batch_counts_as_one_sample_if_dataset_batches(slot):
     assert run_worker(slot, Items([]), [(0, [1, 2]), (1, [3])], auto_collation=False) == [[1, 2], [3]]
     assert slot.head[Head.SAMPLES] == 2
 
 
-def test_clock_reads_of_a_batch(slot, monkeypatch):
-    """Three of each clock, however many samples and transforms there are."""
+def test_clock_reads_per_batch(slot, monkeypatch):
+    """Three reads of each clock, whatever the number of samples and transforms."""
     reads = {"wall": 0, "cpu": 0}
 
     class Clock:
@@ -247,7 +247,7 @@ def test_clock_reads_of_a_batch(slot, monkeypatch):
     assert {name: counts[1][name] - counts[0][name] for name in reads} == {"wall": 20 * 3, "cpu": 20 * 3}
 
 
-def test_an_exception_ends_the_batch_and_comes_through(slot):
+def test_exception_ends_batch_and_propagates(slot):
     def fail(value):
         raise KeyError(value)
 
@@ -256,7 +256,7 @@ def test_an_exception_ends_the_batch_and_comes_through(slot):
     assert slot.head[Head.BATCHES] == 0
 
 
-def test_an_exception_of_the_collate_function_has_no_frame_of_ours(slot):
+def test_collate_fn_traceback_has_no_profiler_frame(slot):
     def fail(samples):
         raise KeyError(len(samples))
 
@@ -266,13 +266,13 @@ def test_an_exception_of_the_collate_function_has_no_frame_of_ours(slot):
         assert "in_worker.py" not in {Path(str(one.path)).name for one in caught.traceback}
 
 
-# The memory that is shared
+# Shared memory
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.one_of(st.integers(1, 3000), st.none()), max_size=12))
-def test_a_full_ring_drops_and_counts(steps):
-    """Numbers write so many batches, ``None`` reads; compared with a list."""
+def test_full_ring_counts_dropped_batches(steps):
+    """Numbers write that many batches, ``None`` reads; the result is compared with a list."""
     rings = Rings(1)
     slot = claim_slot(rings.fd, rings.name, 1, 0)
     waiting, dropped, read, written = [], 0, [], 0
@@ -294,7 +294,7 @@ def test_a_full_ring_drops_and_counts(steps):
     os.close(rings.fd)
 
 
-def test_slots_are_claimed_by_living_processes_alone():
+def test_slots_belong_to_living_processes():
     rings = Rings(2)
     child = os.fork()
     if not child:
@@ -303,7 +303,7 @@ def test_slots_are_claimed_by_living_processes_alone():
         signal.pause()
     while not (rings.slots() and rings.slots()[0].head[Head.BATCHES] == 7):
         time.sleep(0.01)
-    second = claim_slot(rings.fd, rings.name, 2, 0)  # its own is taken
+    second = claim_slot(rings.fd, rings.name, 2, 0)  # its own slot is taken
     assert len(rings.slots()) == 2
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -316,7 +316,7 @@ def test_slots_are_claimed_by_living_processes_alone():
     os.close(rings.fd)
 
 
-def test_texts_are_kept_in_turns(slot):
+def test_slot_keeps_latest_text(slot):
     for text in (b"", b"one", b"two " * 50_000, b"3"):
         assert slot.write_text(text)
         assert slot.text() == text
@@ -335,7 +335,7 @@ def open_files():
     return len(names_in("/proc/self/fd"))
 
 
-def test_a_loader_is_given_back_and_nothing_stays():
+def test_loader_is_restored_and_nothing_leaks():
     files = open_files()
     loader = DataLoader(Items([Doubles()]), 4, num_workers=1, persistent_workers=True)
     collate = loader.collate_fn
@@ -350,20 +350,20 @@ def test_a_loader_is_given_back_and_nothing_stays():
     assert loader.worker_init_fn is None
     assert loader.collate_fn is collate
     (record,) = watched.record()
-    assert [batch.tolist() for batch in loader] == first  # by the same workers, silent now
+    assert [batch.tolist() for batch in loader] == first  # the same workers, no longer recording
     assert watched.record() == (record,)
     assert record.workers[0].samples == 100
     loader._iterator._shutdown_workers()
     del loader
     assert not [name for name in names_in("/dev/shm") if "modelprof" in name]
-    ends = time.monotonic() + 10  # torch's threads close what they have when they end
+    ends = time.monotonic() + 10  # torch's threads close their files when they end
     while open_files() > files + 1 and time.monotonic() < ends:
         gc.collect()
         time.sleep(0.05)
     assert open_files() <= files + 1
 
 
-def test_workers_that_live_already_are_a_reason():
+def test_note_says_workers_started_earlier():
     loader = DataLoader(Items([]), 4, num_workers=1, persistent_workers=True)
     next(iter(loader))
     watched = WorkerProbes()
@@ -372,7 +372,7 @@ def test_workers_that_live_already_are_a_reason():
     loader._iterator._shutdown_workers()
 
 
-def test_loaders_that_are_made_anew_share_one_record():
+def test_recreated_loaders_share_record():
     watched = WorkerProbes()
     for epoch in range(3):
         loader = DataLoader(Items([]), 10, num_workers=2)
@@ -403,7 +403,7 @@ stacks = st.lists(
 
 
 @given(st.lists(stacks, min_size=1, max_size=3))
-def test_merged_stacks_are_the_sums(parts):
+def test_merged_stacks_are_summed(parts):
     def samples(part):
         frames = frames_of("abcd")
         return StackSamples(
@@ -453,7 +453,7 @@ class Numbered(Dataset):
 
 
 @pytest.mark.parametrize("is_persistent", [False, True])
-def test_what_passes_between_epochs_is_no_wait_for_an_index(is_persistent):
+def test_time_between_epochs_is_not_index_wait(is_persistent):
     watched = WorkerProbes()
     loader = DataLoader(Numbered(), 2, num_workers=1, persistent_workers=is_persistent)
     watched.add(loader)
@@ -479,7 +479,7 @@ class Seven(IterableDataset):
         return iter(range(7))
 
 
-def test_what_an_epoch_drops_is_not_in_the_next_one():
+def test_dropped_samples_are_not_in_next_epoch():
     loader = DataLoader(Seven(), 3, num_workers=1, drop_last=True, persistent_workers=True)
     watched = WorkerProbes()
     watched.add(loader)
@@ -489,7 +489,7 @@ def test_what_an_epoch_drops_is_not_in_the_next_one():
     watched.end()
 
 
-def test_another_file_of_the_same_number_is_left_alone(tmp_path):
+def test_foreign_file_with_same_descriptor_is_untouched(tmp_path):
     rings = Rings(1)
     fd, name, path = rings.fd, rings.name, rings.path
     rings.close()
@@ -505,7 +505,7 @@ def test_another_file_of_the_same_number_is_left_alone(tmp_path):
         os.close(fd)
 
 
-def test_a_copy_of_a_loader_measures_nothing_once_the_loop_is_over():
+def test_loader_copy_measures_nothing_after_loop():
     loader = DataLoader(FastOnes(), 100, num_workers=1)
     watched = WorkerProbes()
     watched.add(loader)
@@ -517,8 +517,8 @@ def test_a_copy_of_a_loader_measures_nothing_once_the_loop_is_over():
     assert watched.record()[0].workers == ()
 
 
-def test_all_workers_of_all_epochs_are_seen():
-    """Those of the next epoch begin while those of the one before live."""
+def test_all_workers_of_all_epochs_are_measured():
+    """The next epoch's workers start while the previous epoch's are still alive."""
     loader = DataLoader(FastOnes(), 100, num_workers=4)
     watched = WorkerProbes()
     watched.add(loader)
@@ -534,7 +534,7 @@ def test_all_workers_of_all_epochs_are_seen():
     del iterators
 
 
-def test_loaders_of_many_settings_do_not_pile_up():
+def test_loaders_with_many_settings_are_bounded():
     watched, before = WorkerProbes(), open_files()
     for epoch in range(30):
         loader = DataLoader(FastOnes(), 10 + epoch, num_workers=1)
@@ -547,7 +547,7 @@ def test_loaders_of_many_settings_do_not_pile_up():
     assert open_files() == before
 
 
-def test_another_number_of_workers_is_another_loader():
+def test_changed_num_workers_gets_own_record():
     loader = DataLoader(FastOnes(), 100, num_workers=1)
     watched = WorkerProbes()
     for epoch, number in enumerate((1, 2)):
@@ -561,7 +561,7 @@ def test_another_number_of_workers_is_another_loader():
     assert loader.worker_init_fn is None
 
 
-def test_trial_runs_are_forgotten_and_shared_loaders_said():
+def test_trials_are_dropped_and_shared_loaders_noted():
     watched = WorkerProbes()
     for trial in range(3):
         loader = DataLoader(FastOnes(), 2 ** (5 + trial), num_workers=1)
@@ -575,7 +575,7 @@ def test_trial_runs_are_forgotten_and_shared_loaders_said():
     watched.end()
 
 
-def test_files_that_the_program_opens_in_place_of_ours_stay_open(tmp_path):
+def test_foreign_file_on_our_descriptor_stays_open(tmp_path):
     rings = Rings(1)
     slot = claim_slot(rings.fd, rings.name, 1, 0)
     slot.head[Head.BATCHES] = 5
