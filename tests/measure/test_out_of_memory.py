@@ -293,7 +293,7 @@ class Failing(Net):
 
 def fail_in(folder, model, **kwargs):
     callback = make_callback(folder, active=0, **kwargs)
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 - which one is asked by the caller
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - the caller checks which
         fit_quietly(make_trainer(folder, callback), model, loader())
     return callback, caught.value
 
