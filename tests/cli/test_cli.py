@@ -1,4 +1,4 @@
-"""The command line shows what the live report showed, and ends with one line on what went wrong."""
+"""The report and analyze commands print what the live report showed, and errors are one line."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRACES = {
 
 @pytest.mark.parametrize("export", TRACES.values(), ids=TRACES)
 @pytest.mark.parametrize("steps", [(3, 6), (20, 50)], ids=["complete", "partial"])
-def test_the_saved_report_is_the_live_one(tmp_path, monkeypatch, export, steps):
+def test_saved_report_equals_live_report(tmp_path, monkeypatch, export, steps):
     if export is not None:
         monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", export)
     live = run_fit(tmp_path, steps=steps).report
@@ -57,13 +57,13 @@ def test_the_saved_report_is_the_live_one(tmp_path, monkeypatch, export, steps):
     assert saved.facts == live.facts
 
 
-def test_windows_without_a_trace(tmp_path):
+def test_unreached_window_has_same_saved_tables(tmp_path):
     live = run_fit(tmp_path, steps=(40, 50)).report
     assert read_report(tmp_path / "modelprof").tables == live.tables
 
 
 @pytest.mark.parametrize("steps", [(3, 6), (20, 50)], ids=["complete", "partial"])
-def test_a_trace_that_was_not_saved(tmp_path, steps):
+def test_unsaved_trace_shows_its_reason(tmp_path, steps):
     folder = tmp_path / "modelprof"
     run_fit(tmp_path, steps=steps)
     run = json.loads((folder / "run.json").read_text())
@@ -77,7 +77,7 @@ def test_a_trace_that_was_not_saved(tmp_path, steps):
     assert table.absent_reason == "torch could not write the trace: disk full"
 
 
-def test_prints_and_writes(tmp_path, capsys):
+def test_report_prints_tables_and_writes_json(tmp_path, capsys):
     run_fit(tmp_path, steps=(3, 6))
     folder = tmp_path / "modelprof"
     assert main(["report", str(folder / "run.json"), "--full"]) == 0
@@ -94,21 +94,21 @@ def test_errors_are_one_line(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("asked", [".", "modelprof", "modelprof/run.json", "modelprof/report.json"])
-def test_a_run_is_found_from_its_folder_or_the_one_above(tmp_path, capsys, asked):
+def test_run_is_found_from_its_folder_or_parent(tmp_path, capsys, asked):
     run_fit(tmp_path, active=0)
     assert main(["report", str(tmp_path / asked), "--json", "-"]) == 0
     assert capsys.readouterr().out.encode() == (tmp_path / "modelprof" / "report.json").read_bytes()
 
 
-# Traces of anybody
+# Any trace
 
 
-# A run has "num_workers" once a fetch takes over 1% of a step, so any of these may be there.
+# A run has "num_workers" if fetching takes over 1% of a step, so any of these can appear.
 RUN_TABLES = {kind.id for entry in TABLES for kind in entry.kinds}
 
 
 class SlowNumbers(Numbers):
-    """Fetches that get a prediction of the number of workers."""
+    """Fetches slow enough for a worker count prediction."""
 
     def __getitem__(self, index):
         time.sleep(0.002)
@@ -141,8 +141,8 @@ def own_range(batch_idx):
         pytest.param({"active": 2, "repeat": 2, **EVERYTHING}, set(), id="second of two windows"),
     ],
 )
-def test_every_table_is_the_same_live_from_the_run_and_from_the_trace(tmp_path, capsys, arguments, missing):
-    """Online and offline differ in titles, ids and in notes on the window, and in no figure."""
+def test_live_run_saved_run_and_trace_give_same_tables(tmp_path, capsys, arguments, missing):
+    """Offline tables differ only in titles, ids and notes on the window, never in a figure."""
     callback = run_fit(tmp_path, module=Net(own_range), **arguments)
     *_, window = callback.run.ranks[0].windows
     live = json.loads(render_json(callback.report))
@@ -159,7 +159,7 @@ def test_every_table_is_the_same_live_from_the_run_and_from_the_trace(tmp_path, 
     found = dict(live["tables"])
     for name in RUN_TABLES:
         found.pop(name, None)
-    if window.index:  # each of the newest windows has a Model Summary
+    if window.index:  # each of the newest windows has its own Model Summary
         del found["model_summary"]
         found["model_summary"] = found.pop(f"model_summary_{window.index}")
         assert found["operators"]["title"] == f"Operator Summary of window {window.index}"
@@ -175,7 +175,7 @@ def test_every_table_is_the_same_live_from_the_run_and_from_the_trace(tmp_path, 
     assert with_rows & (ON_THE_HOST | missing) == ON_THE_HOST - missing
 
 
-def test_step_time_of_a_trace_of_ours_is_complete(tmp_path, capsys):
+def test_step_time_of_own_trace_adds_up(tmp_path, capsys):
     callback = run_fit(tmp_path, steps=(3, 6))
     (window,) = callback.run.ranks[0].windows
     assert main(["analyze", str(tmp_path / "modelprof" / window.trace_file), "--json", "-"]) == 0
@@ -188,7 +188,7 @@ def test_step_time_of_a_trace_of_ours_is_complete(tmp_path, capsys):
         assert row["kernel_ns"] is None  # no device
 
 
-def test_several_traces_of_a_folder_are_told_apart(tmp_path, capsys):
+def test_traces_in_one_folder_have_numbered_titles(tmp_path, capsys):
     run_fit(tmp_path, active=2, wait=1, warmup=0, repeat=2)
     assert main(["analyze", str(tmp_path), "--full"]) == 0
     shown = capsys.readouterr().out
@@ -207,7 +207,7 @@ def test_several_traces_of_a_folder_are_told_apart(tmp_path, capsys):
         (".", None, "no trace files (*.json or *.json.gz) in"),
     ],
 )
-def test_what_is_no_trace_is_refused_in_one_line(tmp_path, capsys, name, content, message):
+def test_non_trace_is_rejected_in_one_line(tmp_path, capsys, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
     assert main(["analyze", str(tmp_path / name)]) == 1
@@ -218,7 +218,7 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path, capsys, name, content
     assert shown.err.count("\n") == 1
 
 
-def test_a_trace_without_steps_says_so(tmp_path, capsys):
+def test_trace_without_steps_has_note(tmp_path, capsys):
     trace = tmp_path / "trace.json"
     trace.write_text(
         '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::add", "ts": 1, "dur": 2}]}'
@@ -227,11 +227,11 @@ def test_a_trace_without_steps_says_so(tmp_path, capsys):
     assert "the trace has no ProfilerStep ranges" in capsys.readouterr().out
 
 
-# Several traces, of one job or not
+# Several traces, from one job or several
 
 
 def write_trace(path, first_step, begin_us, launches=2, **metadata):
-    """Two steps of 10 us each; in each a kernel of 3 us, launched ``launches`` times in all."""
+    """Two steps of 10 us each, with ``launches`` kernels of 3 us in all."""
     events = []
 
     def add(cat, name, begin, duration, tid=1, **args):
@@ -268,13 +268,13 @@ def row_of(table, name):
 
 @pytest.fixture
 def alone_ids(tmp_path, capsys):
-    """Ids of the tables of one trace."""
+    """Table ids of a single trace."""
     report = analyze(capsys, write_trace(tmp_path / "alone.json", 0, 0))
     assert [table["title"] for table in report["tables"].values() if " of trace" in table["title"]] == []
     return list(report["tables"])
 
 
-def test_two_ranks_of_a_job_are_one_set_of_tables(tmp_path, capsys, alone_ids):
+def test_ranks_of_one_job_share_tables(tmp_path, capsys, alone_ids):
     rank_1 = write_trace(tmp_path / "one.json", 4, 5, launches=3, **of_rank(1))
     rank_0 = write_trace(tmp_path / "zero.json", 4, 0, launches=2, **of_rank(0))
     report = analyze(capsys, rank_1, rank_0)
@@ -298,8 +298,8 @@ def test_two_ranks_of_a_job_are_one_set_of_tables(tmp_path, capsys, alone_ids):
     [(0, 0), (None, None), (0, None), (None, 1), ("1", 0), (-1, 0), (True, 0), (0, 1, 0), (1, 0, 1, 1)],
     ids=str,
 )
-def test_traces_that_are_no_job_stay_apart(tmp_path, capsys, alone_ids, ranks):
-    """The same rank, no rank or one that is none, or not as many of each."""
+def test_unrelated_traces_stay_separate(tmp_path, capsys, alone_ids, ranks):
+    """Equal, missing or invalid ranks, or an unequal number of traces per rank."""
     paths = [
         write_trace(tmp_path / f"{number}.json", 2 * number, 100 * number, **of_rank(rank))
         for number, rank in enumerate(ranks)
@@ -314,12 +314,12 @@ def test_traces_that_are_no_job_stay_apart(tmp_path, capsys, alone_ids, ranks):
         title = f"Model Summary (steps {2 * number} to {2 * number + 1}) of trace {number}"
         assert report["tables"]["model_summary" + suffix]["title"] == title
     assert [one["tables_suffix"] for one in report["summary"]["traces"]] == suffixes
-    assert [one["source"] for one in report["summary"]["traces"]] == paths  # in the order of the command line
+    assert [one["source"] for one in report["summary"]["traces"]] == paths  # in command line order
 
 
 @pytest.fixture
 def iterations(tmp_path):
-    """Two ranks' traces of two iterations, with the same steps, as torchtitan writes them."""
+    """Traces of two iterations on two ranks, with the same steps, as torchtitan writes them."""
     for number in (9, 10):
         for rank in (0, 1):
             folder = tmp_path / f"iteration_{number}"
@@ -328,7 +328,7 @@ def iterations(tmp_path):
     return tmp_path
 
 
-def test_ranks_of_iterations_are_told_apart_by_their_names(iterations, capsys):
+def test_iterations_are_grouped_by_folder_name(iterations, capsys):
     report = analyze(capsys, str(iterations))
     place = [
         (Path(one["source"]).parent.name, one["rank"], one["tables_suffix"])
@@ -345,7 +345,7 @@ def test_ranks_of_iterations_are_told_apart_by_their_names(iterations, capsys):
     assert other["verdict"]["kind"] == report["verdict"]["kind"]
 
 
-def test_an_incomplete_iteration_does_not_borrow_a_rank(iterations, capsys):
+def test_incomplete_iteration_borrows_no_rank(iterations, capsys):
     (iterations / "iteration_9" / "rank1_trace.json").unlink()
     report = analyze(capsys, str(iterations))
     assert [other["ranks"] for other in report["summary"]["others"]] == [[0]]
@@ -353,7 +353,7 @@ def test_an_incomplete_iteration_does_not_borrow_a_rank(iterations, capsys):
 
 
 @pytest.mark.parametrize("names", [("rank0", "rank1"), ("host_a_rank_0", "host_b_rank_1")])
-def test_a_rank_may_have_a_folder_of_its_own(tmp_path, capsys, names):
+def test_rank_is_read_from_folder_name(tmp_path, capsys, names):
     for name in names:
         (tmp_path / name).mkdir()
         write_trace(tmp_path / name / "my.pt.trace.json", 3, 0)
@@ -362,14 +362,14 @@ def test_a_rank_may_have_a_folder_of_its_own(tmp_path, capsys, names):
     assert {one["tables_suffix"] for one in report["summary"]["traces"]} == {""}
 
 
-def test_brief_prints_a_line_for_each_iteration_the_newest_first(iterations, capsys):
+def test_brief_prints_iterations_newest_first(iterations, capsys):
     assert main(["analyze", str(iterations), "--brief"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("lightning-modelprof: iteration_10, newest of 2: 2 ranks of one job ")
     assert second.startswith("lightning-modelprof: iteration_9: ")
 
 
-def test_brief_asks_only_for_what_its_verdict_needs(monkeypatch, capsys):
+def test_brief_computes_only_what_its_verdict_needs(monkeypatch, capsys):
     asked = []
     for name in ("summarize_operators", "summarize_memory", "summarize_critical_path"):
         summarize = getattr(trace_facts, name)
@@ -384,7 +384,7 @@ def test_brief_asks_only_for_what_its_verdict_needs(monkeypatch, capsys):
     assert len(asked) == 3
 
 
-def test_a_folder_of_many_iterations_gets_a_short_report(iterations, capsys):
+def test_many_iterations_get_short_report(iterations, capsys):
     for number in range(11, 18):
         shutil.copytree(iterations / "iteration_9", iterations / f"iteration_{number}")
     assert main(["analyze", str(iterations)]) == 0
@@ -395,8 +395,8 @@ def test_a_folder_of_many_iterations_gets_a_short_report(iterations, capsys):
     assert "4 more traces; --brief prints a line for each" in lines
 
 
-def test_two_windows_of_two_ranks_are_grouped_window_by_window(tmp_path, capsys, alone_ids):
-    """By each rank's own order: rank 1's clock is so far behind that it is late in everything."""
+def test_windows_of_two_ranks_are_grouped_by_window(tmp_path, capsys, alone_ids):
+    """Ordered within each rank: rank 1's clock is off by more than the time between windows."""
     paths = [
         write_trace(tmp_path / "b1.json", 6, 1100, **of_rank(1)),
         write_trace(tmp_path / "a0.json", 2, 0, **of_rank(0)),
@@ -427,12 +427,12 @@ def test_two_windows_of_two_ranks_are_grouped_window_by_window(tmp_path, capsys,
     ],
     ids=str,
 )
-def test_the_rank_is_what_the_callback_noted_or_torch(tmp_path, capsys, metadata):
+def test_rank_comes_from_callback_or_torch(tmp_path, capsys, metadata):
     report = analyze(capsys, write_trace(tmp_path / "trace.json", 0, 0, **metadata))
     assert report["summary"]["traces"][0]["rank"] == 1
 
 
-def test_a_folder_with_the_ranks_of_a_job(tmp_path, capsys):
+def test_ranks_in_one_folder_are_found(tmp_path, capsys):
     (tmp_path / "rank_1").mkdir()
     write_trace(tmp_path / "rank_1" / "trace.json", 0, 0, **of_rank(1))
     write_trace(tmp_path / "a.pt.trace.json", 0, 0, **of_rank(0))
@@ -441,7 +441,7 @@ def test_a_folder_with_the_ranks_of_a_job(tmp_path, capsys):
     assert [one["rank"] for one in report["summary"]["traces"]] == [0, 1]
 
 
-def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
+def test_trace_warnings_come_first(tmp_path, capsys):
     good, bad = write_trace(tmp_path / "good.json", 0, 0), tmp_path / "bad.json"
     bad.write_bytes(Path(good).read_bytes()[:-40])  # the last event is cut off
     assert analyze(capsys, good)["summary"]["traces"][0]["checks"] == []
@@ -457,7 +457,7 @@ def test_what_speaks_against_a_trace_stands_at_the_top(tmp_path, capsys):
     assert f"Warning       {bad}: The file is cut off" in capsys.readouterr().out
 
 
-def test_ranks_that_share_no_step_or_are_of_other_jobs_stay_apart(tmp_path, capsys):
+def test_ranks_without_common_steps_or_job_stay_separate(tmp_path, capsys):
     first = write_trace(tmp_path / "first.json", 0, 0, distributedInfo={"rank": 0, "world_size": 2})
     later = write_trace(tmp_path / "later.json", 50, 0, distributedInfo={"rank": 1, "world_size": 2})
     larger = write_trace(tmp_path / "larger.json", 0, 0, distributedInfo={"rank": 1, "world_size": 64})
@@ -467,7 +467,7 @@ def test_ranks_that_share_no_step_or_are_of_other_jobs_stay_apart(tmp_path, caps
         assert "shown separately" in report["notes"][0]
 
 
-def test_ranks_that_share_some_steps_say_which(tmp_path, capsys):
+def test_note_names_steps_of_each_rank(tmp_path, capsys):
     first = write_trace(tmp_path / "first.json", 4, 0, **of_rank(0))
     second = write_trace(tmp_path / "second.json", 5, 0, **of_rank(1))
     report = analyze(capsys, first, second)
@@ -475,7 +475,7 @@ def test_ranks_that_share_some_steps_say_which(tmp_path, capsys):
     assert report["notes"] == ["The ranks have different steps: rank 0 steps 4 to 5; rank 1 steps 5 to 6."]
 
 
-def test_a_folder_with_other_files(tmp_path, capsys):
+def test_non_traces_in_folder_are_skipped(tmp_path, capsys):
     good = write_trace(tmp_path / "good_trace.json", 0, 0)
     (tmp_path / "good_trace.json.gz").write_bytes(gzip.compress(Path(good).read_bytes()))
     (tmp_path / "trace_meta.json").write_text('{"a": 1}')
@@ -491,7 +491,7 @@ def test_a_folder_with_other_files(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "x"])
-def test_a_limit_that_is_none(text, two_kernels, capsys):
+def test_invalid_max_gib_is_rejected(text, two_kernels, capsys):
     with pytest.raises(SystemExit):
         main(["analyze", two_kernels, "--max-gib", text])
     assert f"got '{text}'" in capsys.readouterr().err
@@ -502,7 +502,7 @@ def test_a_limit_that_is_none(text, two_kernels, capsys):
 
 @pytest.fixture
 def two_kernels(tmp_path):
-    """One kernel that is called often and short, one that is called once and long."""
+    """One short kernel that runs often, and one long kernel that runs once."""
     path = tmp_path / "kernels.json"
     events = [("user_annotation", "ProfilerStep#0", 0, 100, 1)]
     events += [("cpu_op", "aten::add", 10 * number, 5, 1) for number in range(4)]
@@ -517,7 +517,7 @@ def two_kernels(tmp_path):
     return str(path)
 
 
-def test_views_choose_the_tables(two_kernels, capsys):
+def test_views_select_tables(two_kernels, capsys):
     assert list(analyze(capsys, two_kernels, "--views", "KernelView,overview")["tables"]) == [
         "overview",
         "kernels",
@@ -528,7 +528,7 @@ def test_views_choose_the_tables(two_kernels, capsys):
     ]
 
 
-def test_the_order_of_the_rows_is_as_asked_for(two_kernels, capsys):
+def test_sorted_by_orders_rows(two_kernels, capsys):
     def names(*options):
         return [row["name"] for row in raw_rows(analyze(capsys, two_kernels, *options)["tables"]["kernels"])]
 
@@ -537,7 +537,7 @@ def test_the_order_of_the_rows_is_as_asked_for(two_kernels, capsys):
     assert names("--sorted-by", "GPUMin") == ["often", "long"]
 
 
-def test_the_time_unit_and_the_number_of_rows_are_as_asked_for(two_kernels, capsys):
+def test_time_unit_and_row_limit_apply(two_kernels, capsys):
     assert main(["analyze", two_kernels, "--views", "kernel", "--time-unit", "ns", "--row-limit", "1"]) == 0
     shown = capsys.readouterr().out
     assert "Time unit: ns" in shown
@@ -545,10 +545,10 @@ def test_the_time_unit_and_the_number_of_rows_are_as_asked_for(two_kernels, caps
     assert "long" in shown
     assert "often" not in shown
     rows = analyze(capsys, two_kernels, "--views", "kernel", "--row-limit", "1")["tables"]["kernels"]["rows"]
-    assert len(rows) == 2  # JSON has all
+    assert len(rows) == 2  # JSON has all rows
 
 
-def test_operators_in_detail(two_kernels, capsys):
+def test_op_detail_nests_child_operators(two_kernels, capsys):
     plain = analyze(capsys, two_kernels)["tables"]["operators"]
     detailed = analyze(capsys, two_kernels, "--op-detail")["tables"]["operators"]
     assert {row.get("depth", 0) for row in plain["rows"]} == {0}
@@ -557,13 +557,13 @@ def test_operators_in_detail(two_kernels, capsys):
     assert (below["cells"]["name"]["text"], below["depth"]) == ("aten::bmm", 1)
 
 
-def test_operators_of_each_thread(two_kernels, capsys):
+def test_thread_sep_separates_threads(two_kernels, capsys):
     plain = analyze(capsys, two_kernels)["tables"]["operators"]["rows"]
     by_thread = analyze(capsys, two_kernels, "--thread-sep")["tables"]["operators"]["rows"]
     assert len(by_thread) > len(plain)
 
 
-def test_a_saved_run_is_shown_with_its_own_options_or_those_asked_for(tmp_path, capsys):
+def test_command_line_overrides_options_of_saved_run(tmp_path, capsys):
     data = DataLoader(SlowNumbers(), batch_size=2)
     callback = run_fit(tmp_path, data=data, steps=(3, 6), views=["operator"], row_limit=2)
     of_window = [table.id for table in callback.report.tables if table.id not in RUN_TABLES]
@@ -576,14 +576,14 @@ def test_a_saved_run_is_shown_with_its_own_options_or_those_asked_for(tmp_path, 
     assert found == {"model_summary", "idle"}
 
 
-def test_a_trace_beyond_the_limit_is_refused(two_kernels, capsys):
+def test_trace_above_max_gib_is_rejected(two_kernels, capsys):
     assert main(["analyze", two_kernels, "--max-gib", "1e-7"]) == 1
     shown = capsys.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1)
     assert "--max-gib" in shown.err
 
 
-def test_json_that_cannot_be_written_is_one_line(tmp_path, two_kernels, capsys):
+def test_json_in_missing_directory_is_a_one_line_error(tmp_path, two_kernels, capsys):
     (tmp_path / "file").write_text("in the way")
     target = tmp_path / "file" / "report.json"
     assert main(["analyze", two_kernels, "--json", str(target)]) == 1
@@ -592,7 +592,7 @@ def test_json_that_cannot_be_written_is_one_line(tmp_path, two_kernels, capsys):
     assert f"can't write {target}: no such directory: {target.parent}" in error
 
 
-def test_json_in_a_place_that_cannot_be_written(tmp_path, two_kernels, capsys):
+def test_json_path_that_is_a_directory_is_an_error(tmp_path, two_kernels, capsys):
     (tmp_path / "report.json").mkdir()
     target = tmp_path / "report.json"
     assert main(["analyze", two_kernels, "--json", str(target)]) == 1
@@ -612,8 +612,8 @@ NSYS = {"ph": "X", "cat": "cuda", "name": "gemm", "pid": 1, "tid": 1, "ts": 5, "
 
 
 @pytest.mark.parametrize("written", [JAX, NSYS], ids=["JAX", "Nsight"])
-def test_a_trace_of_another_tool(tmp_path, capsys, written):
-    """Its events would be in no figure: a report of dashes with exit status 0 would say nothing is wrong."""
+def test_trace_of_another_tool_is_rejected(tmp_path, capsys, written):
+    """None of its events would count, so a report of dashes with exit status 0 would look like success."""
     file = tmp_path / "other.trace.json"
     file.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": [written, written]}))
     assert main(["analyze", str(file)]) == 1
@@ -623,16 +623,16 @@ def test_a_trace_of_another_tool(tmp_path, capsys, written):
     assert "Give a trace written by torch.profiler" in error
 
 
-def test_torch_s_own_trace_without_a_usable_event_is_read(tmp_path):
-    """As of a window in which nothing ran: torch says in every file that it wrote it."""
+def test_empty_torch_trace_is_read(tmp_path):
+    """From a window in which nothing ran: torch marks every file that it writes."""
     file = tmp_path / "mine.trace.json"
     empty = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
     file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [empty]}))
     assert main(["analyze", str(file)]) == 0
 
 
-def test_a_large_file_of_another_kind_is_named_by_its_first_key(tmp_path, capsys, monkeypatch):
-    """As of rocprofv3, whose whole file would have to be decoded for all keys."""
+def test_large_foreign_file_is_named_by_first_key(tmp_path, capsys, monkeypatch):
+    """Such as rocprofv3's: finding all keys would mean decoding the whole file."""
     monkeypatch.setattr("lightning_modelprof.trace.damaged.MAX_AROUND_BYTES", 10)
     file = tmp_path / "results.json"
     file.write_text('{"rocprofiler-sdk-tool": [{"metadata": {}}]}')

@@ -1,4 +1,4 @@
-"""The command line: what each command answers, and how little it takes to answer."""
+"""The commands: which run they use, what they print and what they import."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ EVENT = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 3, "pid
 TRACE = json.dumps({"traceEvents": [EVENT]})
 
 HEAVY = {"numpy", "msgspec", "torch", "lightning", "tensorboard", "jinja2", "yaml", "pandas"}
-"""What takes long to import."""
+"""Packages that are slow to import."""
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Three runs below a folder, the second one with loops of its own within."""
+    """Three runs in one folder; the second contains another loop's run."""
     folder = tmp_path_factory.mktemp("runs")
     for name in ("a", "b", "c"):
         run_fit(folder, dirpath=folder / name / "modelprof", steps=(20, 24))
@@ -46,7 +46,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-# What it takes
+# Imports
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def runs(tmp_path_factory):
     ids=" ".join,
 )
 def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
-    """What costs is importing, which is counted here; benchmarks/startup.py has the time."""
+    """Imports dominate the startup time, which benchmarks/startup.py measures."""
     script = (
         "import sys\nfrom lightning_modelprof.cli.main import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\n"
@@ -77,7 +77,7 @@ def test_help_and_errors_import_nothing_heavy(tmp_path, arguments):
     assert not HEAVY & set(result.stderr.rpartition("|")[2].split())
 
 
-def test_help_of_one_command_imports_no_other_and_no_completion():
+def test_help_of_one_command_imports_no_other():
     script = (
         "import sys\nfrom lightning_modelprof.cli.main import main\n"
         "try: main(sys.argv[1:])\nexcept SystemExit: pass\nprint('|', *sorted(sys.modules), file=sys.stderr)"
@@ -91,7 +91,7 @@ def test_help_of_one_command_imports_no_other_and_no_completion():
     assert not {"difflib", "uuid", "lightning_modelprof.run"} & seen
 
 
-def test_a_trace_needs_neither_the_tables_of_runs_nor_the_page(tmp_path):
+def test_analyze_imports_neither_run_tables_nor_page(tmp_path):
     (tmp_path / "trace.json").write_text(TRACE)
     script = (
         "import sys\nfrom lightning_modelprof.cli.main import main\nmain(sys.argv[1:])\n"
@@ -120,7 +120,7 @@ UNUSED = (
 # Help
 
 
-def test_alone_it_shows_help_with_examples(capsys):
+def test_no_arguments_print_help_with_examples(capsys):
     assert main([]) == 0
     out = capsys.readouterr().out
     assert "examples:" in out
@@ -138,7 +138,7 @@ def test_every_command_is_described(name, capsys):
 
 
 @pytest.mark.parametrize("name", ["", *commands.COMMANDS])
-def test_help_fits_on_a_screen_and_has_every_option(name, capsys, monkeypatch):
+def test_help_fits_on_screen_and_lists_every_option(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit):
         main([*filter(None, [name]), "--help"])
@@ -179,7 +179,7 @@ SHELLS = {
         ("lightning-modelprof run --report.te", {"--report.terminal", "--report.tensorboard"}),
     ],
 )
-def test_completion(tmp_path, capsys, shell, line, expected):
+def test_completion_suggests_commands_and_options(tmp_path, capsys, shell, line, expected):
     if shutil.which(shell) is None:
         pytest.skip(f"no {shell}")
     with pytest.raises(SystemExit) as ended:
@@ -193,7 +193,7 @@ def test_completion(tmp_path, capsys, shell, line, expected):
     assert found - expected <= {"--help", "--version", "--print-completion"}
 
 
-def test_completion_of_zsh_has_every_option(tmp_path, capsys):
+def test_zsh_completion_has_every_option(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["--print-completion", "zsh"])
     script = capsys.readouterr().out
@@ -207,7 +207,7 @@ def test_completion_of_zsh_has_every_option(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["", *commands.COMMANDS])
-def test_every_option_has_a_sentence_of_help(name):
+def test_every_option_has_help(name):
     parser = make_parser()
     if name:
         parser = next(one for one in parser._actions if isinstance(one.choices, dict)).choices[name]
@@ -224,8 +224,8 @@ def test_every_option_has_a_sentence_of_help(name):
         assert text.endswith(".") == (". " in text), f"{words}: {text}"
 
 
-def test_help_of_run_is_the_callbacks_docstring(capsys):
-    """It is read from the source, without importing it; one that isn't found would leave options bare."""
+def test_run_help_comes_from_callback_docstring(capsys):
+    """It's read from the source without importing it; a missing entry would leave an option without help."""
     described = option_help()
     assert set(described) >= set(run_command.option_names())
     text = " ".join((ModelProfCallback.__doc__ or "").split())
@@ -239,16 +239,16 @@ def test_help_of_run_is_the_callbacks_docstring(capsys):
     assert "less than 5% of the elapsed loop time" in out
 
 
-def test_every_file_of_a_command_is_one():
+def test_every_cli_module_is_a_command_or_shared():
     shared = {"__init__", "main", "completion", "arguments", "option_help", "output", "import_profiles"}
     files = {path.stem for path in Path(commands.__file__).parent.glob("*.py")} - shared
     assert files == set(commands.COMMANDS)
 
 
-# Which run
+# Run selection
 
 
-def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch):
+def test_report_uses_and_names_newest_run(runs, capsys, monkeypatch):
     monkeypatch.chdir(runs)
     assert main(["report"]) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -257,7 +257,7 @@ def test_report_takes_the_newest_below_and_says_which(runs, capsys, monkeypatch)
 
 @pytest.fixture
 def folds(runs, tmp_path):
-    """Three fits of one callback, with validation loops beside them, all begun one after the other."""
+    """Three fits and two validation loops of one callback, one after the other."""
     places = ["", "fit_2", "fit_3", "validate", "validate_2"]
     for number, place in enumerate(places):
         folder = tmp_path / "prof" / place
@@ -277,7 +277,7 @@ def test_list_shows_all_fits_of_one_callback(folds, capsys):
         assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == places
 
 
-def test_report_and_compare_take_the_newest_fit_at_or_below(folds, runs, capsys):
+def test_report_and_compare_use_newest_fit_in_folder(folds, runs, capsys):
     newest = folds / "prof" / "fit_3"
     for folder in (folds, folds / "prof", newest):
         assert main(["report", str(folder), "--json", "-"]) == 0
@@ -290,13 +290,13 @@ def test_report_and_compare_take_the_newest_fit_at_or_below(folds, runs, capsys)
     assert "the same run is given twice" in capsys.readouterr().err
 
 
-def test_the_command_for_all_tables_shows_the_same_run(folds, capsys):
+def test_printed_full_command_names_same_run(folds, capsys):
     for given, printed in ((folds, folds / "prof" / "fit_3"), (folds / "prof" / "run.json",) * 2):
         assert main(["report", str(given)]) == 0
         assert f"lightning-modelprof report {printed} --full" in capsys.readouterr().out
 
 
-def test_list_says_what_is_wrong_with_the_folder(tmp_path, capsys):
+def test_list_explains_invalid_folder(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     for name, problem in (("nope", "no such directory"), ("file", "not a directory")):
         assert main(["list", str(tmp_path / name)]) == 1
@@ -304,7 +304,7 @@ def test_list_says_what_is_wrong_with_the_folder(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments", [("report", "a", "--full"), ("report", "a", "--json", "-"), ("list",)])
-def test_a_reader_that_has_enough_ends_it_quietly(runs, arguments):
+def test_closed_pipe_ends_command_quietly(runs, arguments):
     reading, writing = os.pipe()
     os.close(reading)
     try:
@@ -322,7 +322,7 @@ def test_a_reader_that_has_enough_ends_it_quietly(runs, arguments):
     assert ended.returncode == 141
 
 
-def test_a_folder_without_runs(tmp_path, capsys):
+def test_folder_without_runs_is_an_error(tmp_path, capsys):
     for command in ("report", "open", "list"):
         assert main([command, str(tmp_path)]) == 1
         error = capsys.readouterr().err
@@ -330,7 +330,7 @@ def test_a_folder_without_runs(tmp_path, capsys):
         assert str(tmp_path) in error
 
 
-def test_list_has_a_line_for_each(runs, capsys):
+def test_list_prints_one_line_per_run(runs, capsys):
     assert main(["list", str(runs)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-1] for line in lines] == [
@@ -344,7 +344,7 @@ def test_list_has_a_line_for_each(runs, capsys):
         assert len(line.rpartition("  ")[0]) <= 86
 
 
-def test_a_damaged_run_does_not_hide_the_others(runs, tmp_path, capsys):
+def test_damaged_run_does_not_hide_others(runs, tmp_path, capsys):
     shutil.copytree(runs / "a", tmp_path / "a")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
@@ -354,7 +354,7 @@ def test_a_damaged_run_does_not_hide_the_others(runs, tmp_path, capsys):
     assert lines[1].startswith("broken: ")
 
 
-def test_hidden_folders_and_packages_hold_no_runs(runs, tmp_path, capsys):
+def test_list_ignores_hidden_folders_and_packages(runs, tmp_path, capsys):
     for name in (".cache", "node_modules", "real"):
         shutil.copytree(runs / "a", tmp_path / name)
     assert main(["list", str(tmp_path)]) == 0
@@ -368,8 +368,8 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("command", ["report", "open", "list"])
-def test_what_takes_long_says_what_it_does(tmp_path, monkeypatch, command):
-    """A search that lasts until the line is there, with no time to wait for it."""
+def test_slow_search_prints_progress(tmp_path, monkeypatch, command):
+    """The fake search runs until the line is printed, and the delay before the line is 0."""
     monkeypatch.setattr("lightning_modelprof.show.progress._LONG_S", 0)
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
@@ -397,7 +397,7 @@ def test_brief_is_one_line(runs, tmp_path, capsys):
     assert capsys.readouterr().out.count("\n") == 1
 
 
-def test_one_line_when_one_thing_was_asked_for(runs, tmp_path, capsys):
+def test_writing_one_file_prints_one_line(runs, tmp_path, capsys):
     for option in ("--html", "--json"):
         file = tmp_path / f"out{option[1:]}"
         assert main(["report", str(runs / "a" / "modelprof"), option, str(file)]) == 0
@@ -406,7 +406,7 @@ def test_one_line_when_one_thing_was_asked_for(runs, tmp_path, capsys):
         assert file.stat().st_size > 1000
 
 
-def test_open(runs, tmp_path, capsys, monkeypatch):
+def test_open_creates_missing_page_and_starts_browser(runs, tmp_path, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
     shutil.copytree(runs / "a", tmp_path / "a")
@@ -422,7 +422,7 @@ def test_open(runs, tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_trace_by_the_standard_input(tmp_path, packed):
+def test_analyze_reads_trace_from_stdin(tmp_path, packed):
     import gzip  # noqa: PLC0415
 
     data = gzip.compress(TRACE.encode()) if packed else TRACE.encode()
@@ -439,7 +439,7 @@ def test_a_trace_by_the_standard_input(tmp_path, packed):
 # compare
 
 
-def test_stages_are_each_against_the_first(runs, capsys):
+def test_stages_are_compared_with_first_run(runs, capsys):
     paths = [str(runs / name) for name in "abc"]
     assert main(["compare", *paths, "--json", "-"]) == 0
     stages = raw_rows(json.loads(capsys.readouterr().out)["tables"]["stages"])
@@ -456,12 +456,12 @@ def test_stages_are_each_against_the_first(runs, capsys):
     assert "Stages" in capsys.readouterr().out
 
 
-def test_stages_are_different_runs_of_one_loop(runs, capsys):
+def test_same_run_twice_is_rejected(runs, capsys):
     assert main(["compare", *(str(runs / name) for name in "aba")]) == 1
     assert "the same run is given twice" in capsys.readouterr().err
 
 
-def test_markdown_for_a_pull_request(runs, capsys):
+def test_compare_prints_markdown(runs, capsys):
     code = main(["compare", str(runs / "a"), str(runs / "b"), "--markdown"])
     assert code in (0, 3, 4)
     out = capsys.readouterr().out
@@ -501,7 +501,7 @@ import os, sys
 print("given", *sys.argv[1:], "asked", os.environ["LIGHTNING_MODELPROF"])
 sys.exit(7)
 """
-"""Without torch and Lightning, which take seconds to import."""
+"""Imports neither torch nor Lightning, which take seconds."""
 
 
 def run_in(folder, *arguments):
@@ -518,7 +518,7 @@ def run_in(folder, *arguments):
     )
 
 
-def test_run_profiles_an_unchanged_script(tmp_path):
+def test_run_profiles_unchanged_script(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     options = ["--active", "3", "--report.terminal", "false", "--dirpath", "out"]
     result = run_in(tmp_path, *options, "train.py", "--lr", "3")
@@ -530,7 +530,7 @@ def test_run_profiles_an_unchanged_script(tmp_path):
 
 
 @pytest.mark.parametrize("how", [["train.py"], ["-m", "train"]], ids=["script", "module"])
-def test_a_script_without_a_trainer_is_told_so(tmp_path, how):
+def test_script_without_trainer_gets_message(tmp_path, how):
     (tmp_path / "train.py").write_text(WITHOUT_TRAINER)
     result = run_in(tmp_path, "--active", "3", "--report.terminal", "false", *how, "--lr", "3")
     assert result.returncode == 7, result.stderr
@@ -549,14 +549,14 @@ def test_a_script_without_a_trainer_is_told_so(tmp_path, how):
         (["--actve", "3", "train.py"], 2, "--actve"),
     ],
 )
-def test_what_cannot_be_run_is_refused_before_it_runs(tmp_path, arguments, code, words):
+def test_invalid_run_is_rejected_before_script_starts(tmp_path, arguments, code, words):
     (tmp_path / "train.py").write_text("print('it ran')")
     result = run_in(tmp_path, *arguments)
     assert (result.returncode, "it ran" in result.stdout) == (code, False)
     assert words in result.stderr
 
 
-def test_every_argument_of_the_callback_is_an_option():
+def test_every_callback_argument_is_an_option():
     names = {name.rpartition(".")[2] for name in run_command.option_names()}
     everything = {name for name in FIELDS if name not in GROUPS} | set(GROUP_OF)
     assert names == everything - {"samples_fn", "flop_formulas"}, "all but functions"
@@ -565,11 +565,11 @@ def test_every_argument_of_the_callback_is_an_option():
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_reach_the_script(tmp_path, number):
+def test_signals_reach_script(tmp_path, number):
     (tmp_path / "train.py").write_text(
         "import signal, sys, time\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(41))\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
         "print('ready', flush=True)\n"
         "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    sys.exit(42)\n"
     )
@@ -584,7 +584,7 @@ def test_signals_reach_the_script(tmp_path, number):
     with process:
         assert process.stdout.readline() == b"ready\n"
         time.sleep(0.2)
-        if number == signal.SIGINT:  # a terminal sends it to all of the group
+        if number == signal.SIGINT:  # a terminal sends it to the whole group
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
@@ -593,7 +593,7 @@ def test_signals_reach_the_script(tmp_path, number):
 
 @pytest.mark.parametrize("arguments", [["report"], ["open"], ["compare", "other"]], ids=" ".join)
 @pytest.mark.parametrize("asked", ["", "run.json"])
-def test_a_run_that_is_a_link_to_itself(tmp_path, capsys, monkeypatch, arguments, asked):
+def test_run_that_links_to_itself_is_an_error(tmp_path, capsys, monkeypatch, arguments, asked):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").mkdir()
     for folder in (tmp_path, tmp_path / "other"):
@@ -609,8 +609,8 @@ def test_a_run_that_is_a_link_to_itself(tmp_path, capsys, monkeypatch, arguments
 HARD_TO_TYPE = "my runs; it's $HOME & more"
 
 
-def test_commands_that_are_printed_can_be_pasted(tmp_path, capsys, monkeypatch):
-    """Also where a path has spaces and quotes: a shell gives back what was meant."""
+def test_printed_commands_can_be_pasted(tmp_path, capsys, monkeypatch):
+    """Even if a path has spaces and quotes: a shell recovers the original arguments."""
     folder = tmp_path / HARD_TO_TYPE
     monkeypatch.chdir(tmp_path)
     run_fit(folder, dirpath=folder / "run", terminal=True, trainer={"logger": TensorBoardLogger(folder)})

@@ -1,4 +1,4 @@
-"""Bad configuration is refused before training starts, with what was expected, what came and what to do."""
+"""Invalid configuration is rejected before training, with what was expected, what was given and a fix."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ FLAT = [*(name for name in FIELDS if name not in GROUPS), *GROUP_OF]
 
 
 class Untouched(Net):
-    """Fails the test when a batch is trained."""
+    """Fails the test if training starts."""
 
     def training_step(self, batch, batch_idx):
         pytest.fail("training started")
 
 
 def refusal(folder, callbacks):
-    """The message with which ``trainer.fit`` refuses; no step is trained and the trainer is as it was."""
+    """The error message of ``trainer.fit``, which trains no step and leaves the trainer unchanged."""
     trainer = make_trainer(folder, *callbacks)
     profiler = trainer.profiler
     with pytest.raises(ConfigError) as caught:
@@ -223,8 +223,8 @@ def bad(argument, value, *parts):
         ),
     ],
 )
-def test_refuses_at_once(tmp_path, arguments, parts):
-    """Not after the data have been prepared, which may take long."""
+def test_invalid_arguments_are_rejected_immediately(tmp_path, arguments, parts):
+    """Not after data preparation, which can take long."""
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**grouped({"dirpath": tmp_path / "out"} | arguments))
     message = str(caught.value)
@@ -237,7 +237,7 @@ def test_refuses_at_once(tmp_path, arguments, parts):
 @pytest.mark.parametrize(
     "arguments",
     [
-        {"steps": [2, 4]},  # a list, as YAML and JSON have it
+        {"steps": [2, 4]},  # a list, as in YAML and JSON
         {"activities": ("cpu",)},
         {"activities": [], "active": 0},
         {"steps": (2, 4), "skip_first": 3},
@@ -250,12 +250,12 @@ def test_refuses_at_once(tmp_path, arguments, parts):
     ],
     ids=str,
 )
-def test_accepts(tmp_path, arguments):
+def test_valid_arguments_are_accepted(tmp_path, arguments):
     assert run_fit(tmp_path, **arguments).report is not None
 
 
 @pytest.mark.parametrize("activity", ["cuda", "xpu"])
-def test_refuses_an_activity_that_the_machine_lacks(tmp_path, activity):
+def test_unavailable_activity_is_rejected(tmp_path, activity):
     if getattr(torch, activity).is_available():
         pytest.skip(f"this machine has {activity}")
     message = refusal(tmp_path, [ModelProfCallback(activities=["cpu", activity])])
@@ -263,7 +263,7 @@ def test_refuses_an_activity_that_the_machine_lacks(tmp_path, activity):
     assert "Remove it" in message
 
 
-def test_refuses_two_callbacks_that_want_different_things(tmp_path):
+def test_callbacks_with_different_arguments_are_rejected(tmp_path):
     callbacks = [make_callback(tmp_path), make_callback(tmp_path, active=3)]
     message = refusal(tmp_path, callbacks)
     assert "expected one ModelProfCallback, got 2 with different arguments. Remove all but one" in message
@@ -277,8 +277,8 @@ def test_refuses_two_callbacks_that_want_different_things(tmp_path):
     ],
     ids=["ranks", "functions"],
 )
-def test_two_callbacks_that_want_the_same_are_one(tmp_path, first, second):
-    """Equal values, which need not be one object: those of an entry point are made anew each time."""
+def test_callbacks_with_equal_arguments_count_as_one(tmp_path, first, second):
+    """Equal values needn't be the same object: an entry point creates new ones each time."""
     callbacks = [make_callback(tmp_path, **arguments) for arguments in (first, second)]
     with our_warnings() as messages:
         fit_quietly(make_trainer(tmp_path, *callbacks), Net(), loader())
@@ -286,8 +286,8 @@ def test_two_callbacks_that_want_the_same_are_one(tmp_path, first, second):
     assert callbacks[0].report is callbacks[1].report is not None
 
 
-def test_a_callback_that_another_one_hands_its_hooks_to(tmp_path):
-    """It is not in the Trainer's list."""
+def test_callback_works_through_forwarded_hooks(tmp_path):
+    """It isn't in the Trainer's list."""
     ours = make_callback(tmp_path)
 
     class HandsOn(Callback):
@@ -300,33 +300,33 @@ def test_a_callback_that_another_one_hands_its_hooks_to(tmp_path):
     assert ours.report is not None
 
 
-def test_a_callback_can_be_pickled_after_a_fit_that_counted_samples(tmp_path):
-    """As ddp_spawn does with the callbacks of a second Trainer."""
+def test_callback_can_be_pickled_after_counting_samples(tmp_path):
+    """As ddp_spawn does for a second Trainer."""
     callback = run_fit(tmp_path, samples_fn=len)
     assert pickle.loads(ForkingPickler.dumps(callback)).config == callback.config
 
 
-def test_refuses_a_folder_below_a_file(tmp_path):
+def test_folder_below_file_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     message = refusal(tmp_path, [ModelProfCallback(dirpath=tmp_path / "file" / "deep" / "er")])
     assert f"{tmp_path / 'file'} is a file" in message
     assert "Set dirpath" in message
 
 
-def test_looking_whether_a_folder_can_be_made_leaves_nothing(tmp_path):
+def test_check_writeable_creates_nothing(tmp_path):
     check_writeable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_refuses_a_folder_that_is_a_file(tmp_path):
+def test_file_as_folder_is_rejected(tmp_path):
     (tmp_path / "file").write_text("")
     assert "is a file" in refusal(tmp_path, [ModelProfCallback(dirpath=str(tmp_path / "file"))])
 
 
-def test_refuses_a_read_only_folder(tmp_path, monkeypatch):
+def test_read_only_folder_is_rejected(tmp_path, monkeypatch):
     folder = tmp_path / "locked"
     folder.mkdir(mode=0o555)
-    if os.access(folder, os.W_OK):  # root may write anywhere
+    if os.access(folder, os.W_OK):  # root can write anywhere
         access = os.access
         monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder and access(path, mode))
     message = refusal(tmp_path, [ModelProfCallback(dirpath=folder / "out")])
@@ -334,12 +334,12 @@ def test_refuses_a_read_only_folder(tmp_path, monkeypatch):
     assert "report={'files': False}" in message
 
 
-def test_refuses_a_folder_below_one_that_may_not_be_entered(tmp_path, monkeypatch):
+def test_folder_below_unreadable_one_is_rejected(tmp_path, monkeypatch):
     folder = tmp_path / "locked"
     folder.mkdir()
     stat = Path.stat
 
-    def refuse(path, **kwargs):  # root may enter any
+    def refuse(path, **kwargs):  # root can enter any folder
         if folder in path.parents:
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return stat(path, **kwargs)
@@ -351,7 +351,7 @@ def test_refuses_a_folder_below_one_that_may_not_be_entered(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/runs", "memory://runs", "gs://a", "simplecache::s3://b/c"])
-def test_refuses_a_folder_that_is_not_on_this_machine(tmp_path, monkeypatch, address):
+def test_remote_folder_is_rejected(tmp_path, monkeypatch, address):
     monkeypatch.chdir(tmp_path)
     message = refusal(tmp_path, [ModelProfCallback(dirpath=address)])
     assert f"expected a local directory for files, got {address}. Set dirpath" in message
@@ -359,15 +359,15 @@ def test_refuses_a_folder_that_is_not_on_this_machine(tmp_path, monkeypatch, add
     assert not list(tmp_path.iterdir())
 
 
-def test_refuses_a_logger_that_is_not_on_this_machine(tmp_path, monkeypatch):
+def test_remote_logger_folder_is_rejected(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"got s3://bucket/runs/modelprof. Set dirpath"):
         check_writeable(Path("s3://bucket/runs") / "modelprof")
-    check_writeable(tmp_path / "a:" / "b")  # a folder may be called so
+    check_writeable(tmp_path / "a:" / "b")  # a valid folder name
     check_writeable(Path("C:") / "b")
 
 
-def test_without_files_no_folder_is_needed(tmp_path):
+def test_no_folder_is_needed_without_files(tmp_path):
     (tmp_path / "file").write_text("")
     assert run_fit(tmp_path, files=False, dirpath=tmp_path / "file", active=2).report is not None
     assert (tmp_path / "file").read_text() == ""
@@ -381,7 +381,7 @@ def test_without_files_no_folder_is_needed(tmp_path):
         ("on_trace_ready", "Use dirpath to choose where traces are saved."),
     ],
 )
-def test_an_argument_of_another_profiler_is_told_by_its_name_here(tmp_path, name, hint):
+def test_argument_of_another_profiler_gets_hint(tmp_path, name, hint):
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**{name: 5})
     assert f"unknown argument {name!r}. {hint} See help(" in str(caught.value)
@@ -392,14 +392,14 @@ def test_an_argument_of_another_profiler_is_told_by_its_name_here(tmp_path, name
         ModelProfCallback.from_yaml(path)
 
 
-def test_what_other_profilers_call_an_argument_is_none_of_ours():
+def test_names_of_other_profilers_are_not_arguments():
     assert not set(config_checks._IN_OTHER_PROFILERS) & set(FLAT)
 
 
 @pytest.mark.parametrize(
     ("name", "nearest"), [("actve", "active"), ("warm_up", "warmup"), ("record_shape", "record_shapes")]
 )
-def test_unknown_arguments_are_refused_at_once(tmp_path, name, nearest):
+def test_unknown_arguments_are_rejected(tmp_path, name, nearest):
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**{name: 3})
     assert f"unknown argument {name!r}. Did you mean {nearest!r}?" in str(caught.value)
@@ -412,7 +412,7 @@ def test_unknown_arguments_are_refused_at_once(tmp_path, name, nearest):
     assert str(caught.value).startswith(f"{path}: unknown argument {name!r}. Did you mean {nearest!r}?")
 
 
-def test_a_file_of_lightning_cli_is_recognised():
+def test_lightning_cli_file_is_recognised():
     path = ROOT / "configs" / "lightning_cli.yaml"
     with pytest.raises(ConfigError, match="got a LightningCLI file") as caught:
         ModelProfCallback.from_yaml(path)
@@ -420,7 +420,7 @@ def test_a_file_of_lightning_cli_is_recognised():
     assert "--config" in str(caught.value)
 
 
-def test_a_name_like_no_other_gets_no_guess():
+def test_unrelated_name_gets_no_suggestion():
     with pytest.raises(ConfigError, match=r"unknown argument 'zzzzzz'\. See help"):
         ModelProfCallback(zzzzzz=1)
 
@@ -477,7 +477,7 @@ def test_a_name_like_no_other_gets_no_guess():
         pytest.param("stop_after_profile: true\nactive: 0\n", "needs a window, got active=0", id="no window"),
     ],
 )
-def test_bad_yaml(tmp_path, text, expected):
+def test_invalid_yaml_is_rejected(tmp_path, text, expected):
     path = tmp_path / "config.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError) as caught:
@@ -487,7 +487,7 @@ def test_bad_yaml(tmp_path, text, expected):
 
 
 @pytest.mark.parametrize("name", ["nothing.yaml", "."])
-def test_unreadable_yaml(tmp_path, name):
+def test_unreadable_yaml_is_rejected(tmp_path, name):
     with pytest.raises(ConfigError, match="can't read"):
         ModelProfCallback.from_yaml(tmp_path / name)
 
@@ -497,13 +497,13 @@ def test_empty_yaml_means_defaults(tmp_path):
     assert ModelProfCallback.from_yaml(tmp_path / "config.yaml").config == DEFAULTS
 
 
-def test_steps_in_yaml(tmp_path):
+def test_yaml_accepts_steps(tmp_path):
     (tmp_path / "config.yaml").write_text("steps: [3, 14]\n")
     callback = ModelProfCallback.from_yaml(str(tmp_path / "config.yaml"))
     assert callback.config.steps == (3, 14)
 
 
-def test_paddles_names_in_yaml(tmp_path):
+def test_yaml_accepts_paddle_names(tmp_path):
     (tmp_path / "config.yaml").write_text(
         "report:\n  views: [OverView, KernelView]\n  sorted_by: GPUTotal\n  time_unit: us\n"
         "  op_detail: true\n  row_limit: 5\n"
@@ -520,13 +520,13 @@ def test_paddles_names_in_yaml(tmp_path):
     )
 
 
-def test_default_options_are_those_of_the_report():
+def test_default_options_match_report_defaults():
     assert DEFAULTS.table_options == DEFAULT_OPTIONS
 
 
 @pytest.mark.parametrize("name", ["views", "sorted_by", "time_unit"])
-def test_every_name_is_in_the_documentation(name):
-    """Who reads the class or the YAML file can write the argument without reading more."""
+def test_every_value_is_documented(name):
+    """The docstring and the YAML file are enough to write the argument."""
     known = {"views": VIEWS, "sorted_by": SORT_KEYS, "time_unit": TIME_UNITS}[name]
     [documented] = re.findall(
         rf"^    {name}: (.*(?:\n     .*)*)", inspect.getdoc(ReportOptions), re.MULTILINE
@@ -550,7 +550,7 @@ def test_shipped_configurations_are_valid(path):
     assert {name: flat(config)[name] for name in written} == written
 
 
-def test_the_deep_dive_has_a_window_and_a_verdict_within_60_steps(tmp_path):
+def test_deep_dive_has_window_and_verdict_within_60_steps(tmp_path):
     arguments = config_sources.read_yaml(ROOT / "configs" / "deep_dive.yaml")
     arguments["report"] = {**arguments["report"], "terminal": False}
     callback = ModelProfCallback(**arguments, dirpath=tmp_path / "out")
@@ -561,7 +561,7 @@ def test_the_deep_dive_has_a_window_and_a_verdict_within_60_steps(tmp_path):
     assert callback.report.verdict.word != "CANNOT TELL"
 
 
-def test_default_yaml_lists_every_argument_with_its_default():
+def test_default_yaml_lists_every_default():
     written = yaml.safe_load((ROOT / "configs" / "default.yaml").read_text())
     assert list(written) == FIELDS
     for name, kind in GROUPS.items():
@@ -574,7 +574,7 @@ def test_default_yaml_lists_every_argument_with_its_default():
 # One set of arguments
 
 
-def test_arguments_of_callback_and_configuration_are_the_same():
+def test_callback_and_config_have_same_arguments():
     parameters = inspect.signature(ModelProfCallback.__init__).parameters
     assert [name for name in parameters if name != "self"] == FIELDS
     assert len(FLAT) == len(set(FLAT)), "no name means two things"
@@ -584,17 +584,17 @@ def test_arguments_of_callback_and_configuration_are_the_same():
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 
 
-def test_there_are_few_arguments():
+def test_there_are_at_most_21_arguments():
     assert len(FIELDS) <= 21
 
 
 def another(name):
-    """A value of an argument that is not its default."""
+    """A value that isn't the argument's default."""
     default = flat(DEFAULTS)[name]
     return CLI_VALUES.get(name, default + 1 if type(default) is int else not default)
 
 
-def test_every_argument_reaches_the_configuration():
+def test_every_argument_reaches_config():
     defaults = flat(DEFAULTS)
     for name in FLAT:
         value = another(name)
@@ -603,7 +603,7 @@ def test_every_argument_reaches_the_configuration():
         assert flat(callback.config)[name] == value != defaults[name]
 
 
-def test_groups_are_given_as_ours_or_as_mappings():
+def test_groups_accept_options_or_mappings():
     made = ModelProfCallback(report=ReportOptions(terminal="full"), bounds=Bounds(ranks=[0]), inspect={})
     same = ModelProfCallback(report={"terminal": "full"}, bounds={"ranks": [0]}, inspect=InspectOptions())
     assert made.config == same.config
@@ -611,7 +611,7 @@ def test_groups_are_given_as_ours_or_as_mappings():
 
 
 @pytest.mark.parametrize("name", GROUP_OF)
-def test_an_argument_that_moved_says_where_it_went(tmp_path, monkeypatch, name):
+def test_moved_argument_error_names_its_group(tmp_path, monkeypatch, name):
     group = GROUP_OF[name]
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback(**{name: 3})
@@ -640,7 +640,7 @@ def test_every_argument_is_documented():
         assert re.findall(r"\w+", listed.group(1)) == members
 
 
-def test_configuration_as_plain_values_does_not_copy_what_it_holds():
+def test_as_plain_does_not_copy_values():
     class Counter:
         def __deepcopy__(self, memo):
             pytest.fail("copied")
@@ -664,7 +664,7 @@ def test_configuration_as_plain_values_does_not_copy_what_it_holds():
         *((value, True) for value in ("1", "true", "ON", "Yes", "")),
     ],
 )
-def test_switch(tmp_path, monkeypatch, value, is_on):
+def test_environment_variable_switches_profiling_on_and_off(tmp_path, monkeypatch, value, is_on):
     monkeypatch.setenv("LIGHTNING_MODELPROF", value)
     callback = make_callback(tmp_path, active=2)
     trainer = make_trainer(tmp_path, callback)
@@ -672,16 +672,16 @@ def test_switch(tmp_path, monkeypatch, value, is_on):
     seen = []
     with our_warnings() as messages:
         fit_quietly(trainer, Net(lambda _: seen.append(trainer.profiler)), loader())
-    # Where the package is installed, its entry point brings a second callback, which is ignored.
+    # If the package is installed, its entry point adds a second callback, which is ignored.
     assert [one for one in messages if "the Trainer has 2 ModelProfCallbacks" not in one] == []
     assert (set(seen) == {profiler}) == (not is_on)
     assert (tmp_path / "modelprof").exists() == is_on
     assert (callback.report is not None) == is_on
 
 
-def test_a_switch_that_says_neither_is_refused(tmp_path, monkeypatch):
+def test_invalid_switch_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "maybe")
-    # By the Trainer, which asks our entry point, or by its fit where this package is not installed.
+    # By the Trainer, which calls our entry point, or by fit if this package isn't installed.
     with pytest.raises(ConfigError) as caught:
         fit_quietly(make_trainer(tmp_path, make_callback(tmp_path)), Untouched(), loader())
     assert str(caught.value).startswith(
@@ -690,7 +690,7 @@ def test_a_switch_that_says_neither_is_refused(tmp_path, monkeypatch):
     )
 
 
-def test_switched_off_nothing_is_checked(tmp_path, monkeypatch):
+def test_nothing_is_checked_if_switched_off(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "0")
     assert run_fit(tmp_path, flop_formulas={"no::such": len}).run is None
 
@@ -796,8 +796,8 @@ def test_cli_accepts_ranks(parser, text, expected):
         "report.row_limit=all",
     ],
 )
-def test_cli_rejects(parser, argument):
-    """A value of a group by our own message, as a mapping may hold anything."""
+def test_cli_rejects_invalid_arguments(parser, argument):
+    """Our own check rejects values in groups, because a mapping can hold anything."""
     with pytest.raises((argparse.ArgumentError, ConfigError)):
         instantiate(parser, parser.parse_args([f"--callback.{argument}"]))
 
@@ -808,15 +808,15 @@ def test_cli_rejects(parser, argument):
 @pytest.mark.parametrize(
     "duplicate", [copy.deepcopy, lambda c: pickle.loads(ForkingPickler.dumps(c))], ids=["deepcopy", "pickle"]
 )
-def test_a_copy_measures_too(tmp_path, duplicate):
+def test_copied_callback_measures(tmp_path, duplicate):
     callback = duplicate(make_callback(tmp_path, active=2, activities=["cpu"], samples_fn=len))
     assert callback.config == make_callback(tmp_path, active=2, activities=["cpu"], samples_fn=len).config
     fit_quietly(make_trainer(tmp_path, callback), Net(), loader())
     assert len(steps_of(callback)) == 32
-    assert (steps_of(callback).samples == 2).all()  # len of the pair that a batch is
+    assert (steps_of(callback).samples == 2).all()  # a batch is a pair, so its len is 2
 
 
-def test_a_callback_serves_several_fits(tmp_path):
+def test_callback_serves_several_fits(tmp_path):
     callback = make_callback(tmp_path, active=2)
     for fit in range(3):
         fit_quietly(make_trainer(tmp_path, callback), Net(), loader(8 * (fit + 1)))
@@ -828,20 +828,20 @@ def test_a_callback_serves_several_fits(tmp_path):
 @pytest.mark.parametrize(
     ("text", "peak"), [("989.4e12", 989.4e12), ("{bfloat16: 1e14}", {"bfloat16": 1e14}), ("null", None)]
 )
-def test_yaml_numbers_without_a_sign_in_the_exponent(tmp_path, text, peak):
+def test_yaml_reads_exponents_without_sign(tmp_path, text, peak):
     path = tmp_path / "a.yaml"
     path.write_text(f"inspect:\n  peak_flops_per_s: {text}\n")
     assert ModelProfCallback.from_yaml(path).config.inspect.peak_flops_per_s == peak
 
 
-def test_ignored_names_that_are_no_modules_are_refused(tmp_path):
+def test_unknown_ignore_modules_are_rejected(tmp_path):
     message = refusal(tmp_path, [make_callback(tmp_path, ignore_modules=["Linaer"])])
     assert "in Untouched, got 'Linaer'. Did you mean 'Linear'?" in message
     run_fit(tmp_path, active=0, flops=True, ignore_modules=["Linear", "layers.0"])
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- "])
-def test_what_is_nested_thousands_deep_is_refused_in_one_line(monkeypatch, tmp_path, opening):
+def test_deeply_nested_values_are_rejected(monkeypatch, tmp_path, opening):
     value = f"sorted_by={opening * 3_000}"
     monkeypatch.setenv("LIGHTNING_MODELPROF", value)
     with pytest.raises(ConfigError, match="environment variable LIGHTNING_MODELPROF: expected arguments"):

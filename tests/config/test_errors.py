@@ -1,4 +1,4 @@
-"""Messages of ours are one printable line of limited length, and come before training starts."""
+"""Error messages are one printable line of limited length, and come before training starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST = 4_100
 UNPRINTABLE = "\x1b[2J\x1b]0;gone\x07red \u202egnp.exe\u2066 one\ntwo\u2028three"
 
 
-def test_what_is_quoted_is_short_and_says_what_it_was():
+def test_quoted_values_are_short_and_recognisable():
     assert quoted([1, 2.5, "x", None, {"a": (True,)}]) == "[1, 2.5, 'x', None, {'a': (True,)}]"
     assert quoted("x" * 300_000).startswith("'xxx")
     assert quoted(1 << 400_000) == "a 400,001-bit integer"
@@ -24,7 +24,7 @@ def test_what_is_quoted_is_short_and_says_what_it_was():
         assert quoted(value).isprintable()
 
 
-def test_an_error_is_one_line_of_bounded_length():
+def test_error_is_one_line_of_limited_length():
     error = ConfigError(UNPRINTABLE + "x" * 3_000_000 + "the end")
     assert len(str(error)) <= LONGEST
     assert str(error).isprintable()
@@ -33,13 +33,13 @@ def test_an_error_is_one_line_of_bounded_length():
     assert str(ArchiveError("plain: what it is.")) == "plain: what it is."
 
 
-def test_every_error_of_ours_is_of_the_one_kind():
+def test_every_error_uses_base_constructor():
     kinds = ModelProfError.__subclasses__()
     assert kinds
     assert all(kind.__init__ is ModelProfError.__init__ for kind in kinds)
 
 
-def test_a_warning_keeps_its_lines_and_nothing_else():
+def test_warning_keeps_line_breaks_but_no_escapes():
     with pytest.warns(RuntimeWarning) as caught:
         warn("could not write to \x1b[2Jx\u202e\nTraceback:\n  line")
     assert str(caught[0].message) == (
@@ -56,19 +56,19 @@ def test_a_warning_keeps_its_lines_and_nothing_else():
         (ValueError("\n first\nsecond"), "ValueError: first\nsecond"),
     ],
 )
-def test_somebody_elses_error(error, text):
+def test_describe_error_names_type_and_message(error, text):
     assert describe_error(error) == text
 
 
 @pytest.mark.parametrize("place", ["/proc", "/dev/null"])
-def test_a_directory_of_the_system(tmp_path, place):
+def test_system_directories_are_rejected(tmp_path, place):
     trainer = make_trainer(tmp_path, make_callback(tmp_path, dirpath=place))
     with pytest.raises(ConfigError, match="can't write files to") as caught:
         trainer.callbacks[0].setup(trainer, None, "fit")
     assert str(caught.value).isprintable()
 
 
-def test_looking_whether_a_directory_can_be_made_leaves_nothing(tmp_path):
+def test_check_writeable_creates_nothing(tmp_path):
     check_writeable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
     for name in ("x" * 5_000, "a\0b", "a\ud800"):
@@ -76,7 +76,7 @@ def test_looking_whether_a_directory_can_be_made_leaves_nothing(tmp_path):
             check_writeable(tmp_path / name)
 
 
-def test_an_alias_that_means_little_is_taken_and_one_of_billions_refused(tmp_path):
+def test_small_alias_is_accepted_and_alias_bomb_is_rejected(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text("rules:\n  input_bound: &off false\n  slow_logger: *off\nactivities: [cpu]\n")
     assert ModelProfCallback.from_yaml(path).config.rules == {"input_bound": False, "slow_logger": False}

@@ -1,4 +1,4 @@
-"""A callback where nobody can write one: ``LIGHTNING_MODELPROF`` and Lightning's entry points."""
+"""Callbacks added without code changes, by ``LIGHTNING_MODELPROF`` and Lightning's entry points."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ QUIET = {
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path, monkeypatch):
-    """The entry points as pyproject.toml has them, in place of what is installed here under the same name."""
+    """Entry points from pyproject.toml, instead of those of the installed package."""
     points = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     folder = tmp_path / "site" / "lightning_modelprof-1.0.dist-info"
     folder.mkdir(parents=True)
@@ -55,7 +55,7 @@ def ours(trainer):
     return [one for one in trainer.callbacks if type(one) is ModelProfCallback]
 
 
-def test_without_the_variable_nothing_is_there_nor_imported(monkeypatch):
+def test_unset_variable_adds_no_callback_and_no_imports(monkeypatch):
     monkeypatch.delenv("LIGHTNING_MODELPROF", raising=False)
     assert ours(lightning.pytorch.Trainer(**QUIET)) == []
     code = (
@@ -68,7 +68,7 @@ def test_without_the_variable_nothing_is_there_nor_imported(monkeypatch):
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_unchanged_program_is_measured(tmp_path, monkeypatch, package):
+def test_unchanged_program_is_measured(tmp_path, monkeypatch, package):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,dirpath=out")
 
     class Model(package.LightningModule):
@@ -101,14 +101,14 @@ def test_an_unchanged_program_is_measured(tmp_path, monkeypatch, package):
         ("inspect.peak_flops_per_s=989e12", {"peak_flops_per_s": 989e12}),
     ],
 )
-def test_arguments(monkeypatch, value, expected):
+def test_variable_sets_arguments(monkeypatch, value, expected):
     monkeypatch.setenv("LIGHTNING_MODELPROF", value)
     [callback] = ours(lightning.pytorch.Trainer(**QUIET))
     found, defaults = flat(callback.config), flat(ModelProfCallback().config)
     assert {name: found[name] for name in found if found[name] != defaults[name]} == expected
 
 
-def test_a_yaml_file(tmp_path, monkeypatch):
+def test_variable_can_name_yaml_file(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", str(tmp_path / "prof.yaml"))
     (tmp_path / "prof.yaml").write_text("active: 4\n")
     [callback] = ours(lightning.pytorch.Trainer(**QUIET))
@@ -130,7 +130,7 @@ def test_a_yaml_file(tmp_path, monkeypatch):
         ("none.yaml", "can't read none.yaml"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_when_the_trainer_is_made(monkeypatch, value, message):
+def test_trainer_rejects_invalid_variable(monkeypatch, value, message):
     monkeypatch.setenv("LIGHTNING_MODELPROF", value)
     with pytest.raises(ConfigError) as caught:
         lightning.pytorch.Trainer(**QUIET)
@@ -138,7 +138,7 @@ def test_what_cannot_be_meant_is_refused_when_the_trainer_is_made(monkeypatch, v
 
 
 @pytest.mark.parametrize("word", ["0", "off", "No"])
-def test_off_speaks_once_and_only_where_a_callback_stood(monkeypatch, capsys, word):
+def test_off_prints_one_message_and_only_with_callback(monkeypatch, capsys, word):
     monkeypatch.setenv("LIGHTNING_MODELPROF", word)
     monkeypatch.setattr("lightning_modelprof.engine.loop._HAS_PRINTED_OFF", False)
     trainer = lightning.pytorch.Trainer(**QUIET)
@@ -152,7 +152,7 @@ def test_off_speaks_once_and_only_where_a_callback_stood(monkeypatch, capsys, wo
     assert lines == [f"ModelProfCallback is off because LIGHTNING_MODELPROF={word}"]
 
 
-def test_one_of_the_program_comes_first_whatever_it_wants(tmp_path, monkeypatch):
+def test_callback_in_code_overrides_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,dirpath=theirs,report.terminal=false")
     own = ModelProfCallback(active=2, wait=0, skip_first=0, dirpath="own", report={"terminal": False})
     trainer = lightning.pytorch.Trainer(**QUIET, callbacks=[own])
@@ -164,8 +164,8 @@ def test_one_of_the_program_comes_first_whatever_it_wants(tmp_path, monkeypatch)
     assert not (tmp_path / "theirs").exists()
 
 
-def test_one_list_in_two_trainers(tmp_path, monkeypatch):
-    """Lightning puts the callback into the list that it is given: the second Trainer has two of ours."""
+def test_two_trainers_can_share_callback_list(tmp_path, monkeypatch):
+    """Lightning adds the callback to the given list, so the second Trainer has two of ours."""
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,dirpath=out")
     shared = [lightning.pytorch.Callback()]
     for number in (1, 2):
@@ -177,7 +177,7 @@ def test_one_list_in_two_trainers(tmp_path, monkeypatch):
     assert {str(path.parent) for path in Path().rglob("run.json")} == {"out", "out/fit_2"}
 
 
-def test_a_barebones_trainer_has_one(monkeypatch):
+def test_barebones_trainer_gets_callback(monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,report.files=false")
     trainer = lightning.pytorch.Trainer(barebones=True, accelerator="cpu", max_steps=8)
     fit_quietly(trainer, Net(), loader())
@@ -185,7 +185,7 @@ def test_a_barebones_trainer_has_one(monkeypatch):
     assert callback.report is not None
 
 
-def test_with_the_command_line_of_lightning(tmp_path, monkeypatch):
+def test_variable_works_with_lightning_cli(tmp_path, monkeypatch):
     monkeypatch.setenv("LIGHTNING_MODELPROF", "active=0,report.terminal=false,dirpath=out")
     monkeypatch.setattr(sys, "argv", ["train.py"])
     cli = LightningCLI(Net, trainer_defaults=QUIET, run=False, save_config_callback=None)
@@ -193,7 +193,7 @@ def test_with_the_command_line_of_lightning(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "run.json").exists()
 
 
-def test_a_file_is_read_once_for_many_loops(tmp_path, monkeypatch):
+def test_yaml_file_is_read_once_for_many_loops(tmp_path, monkeypatch):
     file = tmp_path / "profile.yaml"
     file.write_text("active: 0\n")
     monkeypatch.setenv(SWITCH, str(file))

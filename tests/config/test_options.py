@@ -1,4 +1,4 @@
-"""What a reader asks for: our names and Paddle's, on the command line, and out of a saved run."""
+"""Table options: our names, Paddle's and torch's, on the command line and in saved runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("view", SummaryView)
-def test_paddles_views(view):
+def test_paddle_views_are_accepted(view):
     expected = (OURS[view.name],)
     for name in (view, view.name, f"SummaryView.{view.name}", f"paddle.profiler.{view}", view.name.lower()):
         assert parse_views(name) == expected
@@ -54,7 +54,7 @@ def test_paddles_views(view):
 
 
 @pytest.mark.parametrize("key", SortedKeys)
-def test_paddles_sort_keys(key):
+def test_paddle_sort_keys_are_accepted(key):
     expected = f"{key.name[:3]}_{key.name[3:]}".lower()
     assert expected in SORT_KEYS
     for name in (key, key.name, f"SortedKeys.{key.name}", f"paddle.profiler.{key}", key.name.lower()):
@@ -80,11 +80,11 @@ def test_paddles_sort_keys(key):
         *((f"self_{device}_time_total", "gpu_self") for device in ("cuda", "xpu", "device", "privateuse1")),
     ],
 )
-def test_torchs_sort_keys(key, expected):
+def test_torch_sort_keys_are_accepted(key, expected):
     assert parse_sort_key(key) == parse_sort_key(key.upper()) == expected
 
 
-def test_our_names_are_what_they_are():
+def test_our_names_are_unchanged():
     assert parse_views(list(VIEWS)) == VIEWS
     assert [parse_sort_key(key) for key in SORT_KEYS] == list(SORT_KEYS)
     assert [parse_time_unit(unit) for unit in TIME_UNITS] == list(TIME_UNITS)
@@ -92,7 +92,7 @@ def test_our_names_are_what_they_are():
     assert {parse_time_unit("\u00b5s"), parse_time_unit("\u03bcs")} == {"us"}  # micro sign, Greek mu
 
 
-def test_views_are_in_reading_order():
+def test_views_are_sorted_in_reading_order():
     assert parse_views(("kernel", "UDFView", "device")) == ("device", "kernel", "userdefined")
 
 
@@ -111,13 +111,13 @@ def test_views_are_in_reading_order():
         (parse_time_unit, "nanosecond", "ns"),
     ],
 )
-def test_the_nearest_is_named(parse, value, meant):
+def test_unknown_value_gets_nearest_suggestion(parse, value, meant):
     with pytest.raises(ValueError, match=f"unknown .* {value!r}. Did you mean {meant!r}\\? Leave it out"):
         parse(value)
 
 
 @pytest.mark.parametrize("value", ["parsec", "", 3, None, 1.5, b"ms", ["ms"]])
-def test_what_is_like_nothing_gets_no_guess(value):
+def test_unrelated_value_gets_no_suggestion(value):
     with pytest.raises(
         ValueError, match=r"^unknown time unit .*Expected one of s, ms, us, ns\. Leave it out"
     ):
@@ -125,20 +125,20 @@ def test_what_is_like_nothing_gets_no_guess(value):
 
 
 @pytest.mark.parametrize("value", [[], (), {}, 7, None, {"kernel"}, iter(["kernel"])])
-def test_no_list_of_views(value):
+def test_invalid_views_are_rejected(value):
     with pytest.raises(
         ValueError, match=r"expected a list of device, critical_path, .*, got .*Leave it out to show all"
     ):
         parse_views(value)
 
 
-def test_a_view_twice():
+def test_repeated_view_is_rejected():
     with pytest.raises(ValueError, match=r"got 'kernel' twice: 'kernel' and 'KernelView'\. Remove one"):
         parse_views(["kernel", "memory", "KernelView"])
 
 
 @pytest.mark.parametrize("value", [0, "0", "-3", "1.5", 2.0, True, "", "²", "many"])
-def test_no_number_of_rows(value):
+def test_invalid_row_limit_is_rejected(value):
     with pytest.raises(ValueError, match=r"expected an integer of at least 1, got .*The default is 20"):
         parse_row_limit(value)
 
@@ -147,7 +147,7 @@ def test_no_number_of_rows(value):
 
 
 @pytest.mark.parametrize("command", ["analyze", "report"])
-def test_the_command_line(command):
+def test_command_line_sets_table_options(command):
     names = "--views device,KernelView --sorted-by gpu_total --time-unit us"
     rest = "--thread-sep --op-detail --row-limit 50"
     options = table_options(make_parser().parse_args([command, "path", *names.split(), *rest.split()]))
@@ -162,7 +162,7 @@ def test_the_command_line(command):
     assert table_options(make_parser().parse_args([command, "path"])) == DEFAULT_OPTIONS
 
 
-def test_what_is_not_asked_for_stays_as_the_run_had_it():
+def test_options_not_given_stay_as_saved():
     saved = TableOptions(views=("kernel",), thread_sep=True, op_detail=True, row_limit=7)
     arguments = make_parser().parse_args(["report", "path", "--no-thread-sep", "--time-unit", "s"])
     expected = TableOptions(views=("kernel",), op_detail=True, row_limit=7, time_unit="s")
@@ -189,7 +189,7 @@ def test_what_is_not_asked_for_stays_as_the_run_had_it():
         (["--row-limit", "0"], "argument --row-limit: expected an integer of at least 1, got '0'."),
     ],
 )
-def test_what_cannot_be_meant_ends_as_every_wrong_argument_does(capsys, command, arguments, message):
+def test_invalid_option_exits_with_usage_error(capsys, command, arguments, message):
     with pytest.raises(SystemExit) as caught:
         main([command, "nowhere", *arguments])
     assert caught.value.code == 2
@@ -202,7 +202,7 @@ def test_what_cannot_be_meant_ends_as_every_wrong_argument_does(capsys, command,
 # A saved run
 
 
-def test_a_saved_run_has_the_options_it_was_made_with():
+def test_saved_run_keeps_its_options():
     config = ProfileConfig(
         report=ReportOptions(
             views=["UDFView", SummaryView.OverView],
@@ -219,7 +219,7 @@ def test_a_saved_run_has_the_options_it_was_made_with():
         saved_options({"sorted_by": "beauty"})
 
 
-def test_a_table_is_told_how_it_is_to_be_shown():
+def test_apply_options_sets_time_unit_and_row_limit():
     table = apply_options(operators(), TableOptions(time_unit="ns", row_limit=3))
     assert (table.time_unit, table.row_limit) == ("ns", 3)
     assert (table.rows, table.id, table.notes) == (operators().rows, operators().id, operators().notes)

@@ -1,4 +1,4 @@
-"""``timer_only=True`` is the clock alone, however the profiler is asked for it."""
+"""``timer_only=True`` measures times and nothing else, however the profiler is started."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ DOORS = {
 
 
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
-def test_every_door_means_the_same(monkeypatch, door):
+def test_every_entry_point_gives_same_config(monkeypatch, door):
     config = door(monkeypatch).config
     assert config == ModelProfCallback(timer_only=True).config
     assert (config.schedule.active, config.wants_flops, config.inspect.sampling) == (0, False, False)
 
 
-def test_a_fit_has_phases_and_nothing_else(tmp_path):
+def test_fit_records_only_phases(tmp_path):
     threads = set()
     net = Net(lambda _: threads.update(one.name for one in threading.enumerate()))
     callback = ModelProfCallback(timer_only=True, dirpath=tmp_path / "out", report={"terminal": False})
@@ -69,7 +69,7 @@ def test_a_fit_has_phases_and_nothing_else(tmp_path):
     assert not (tmp_path / "out" / "traces").exists()
 
 
-def test_a_loop_of_the_users_own():
+def test_custom_loop_records_only_steps():
     model = torch.nn.Linear(8, 1)
     with LoopProfiler(model, timer_only=True, **QUIET) as profiler:
         for inputs, _ in profiler.fetch(loader(64)):
@@ -93,14 +93,14 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("kind", [ModelProfCallback, ModelProfiler, LoopProfiler])
 @pytest.mark.parametrize("written", CONTRADICTIONS)
-def test_what_needs_more_than_the_clock_is_refused(kind, written):
+def test_conflicting_arguments_are_rejected(kind, written):
     with pytest.raises(ConfigError) as caught:
         kind(timer_only=True, **CONTRADICTIONS[written])
     told = f": expected timer_only=True or {written}, got both; remove one of them."
     assert str(caught.value).endswith(told)
 
 
-def test_it_is_told_in_the_notation_of_where_it_stands(tmp_path, capsys):
+def test_conflict_message_uses_source_notation(tmp_path, capsys):
     assert main(["run", "--timer_only", "true", "--active", "3", __file__]) == 1
     told = "run: expected --timer_only true or --active 3, got both; remove one of them."
     assert capsys.readouterr().err == f"lightning-modelprof: {told}\n"
@@ -110,13 +110,13 @@ def test_it_is_told_in_the_notation_of_where_it_stands(tmp_path, capsys):
         ModelProfCallback.from_yaml(tmp_path / "mine.yaml")
 
 
-def test_what_is_left_out_anyway_may_be_said():
+def test_arguments_already_off_are_accepted():
     arguments = {"active": 0, "flops": False, "inspect": {"sampling": False}}
     assert ModelProfCallback(timer_only=True, **arguments).config.timer_only
     assert ModelProfCallback(timer_only=False, active=3).config.active == 3
 
 
-def test_a_schedule_of_torch_is_for_windows():
+def test_torch_schedule_is_rejected():
     windows = schedule(wait=1, warmup=1, active=2, repeat=1)
     with pytest.raises(ConfigError, match=re.escape("expected schedule or timer_only, got both. Remove one")):
         LoopProfiler(timer_only=True, schedule=windows)

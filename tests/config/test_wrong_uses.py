@@ -1,6 +1,6 @@
-"""What a new user gets wrong: each message says what came, what was expected and what to write.
+"""Mistakes of new users: each message has the value, what was expected and what to write.
 
-One line, without a traceback of ours, before training starts.
+One line, without our traceback, before training starts.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("make", "message"), CONSTRUCTOR.values(), ids=CONSTRUCTOR)
-def test_constructor(make, message):
+def test_constructor_explains_mistakes(make, message):
     with pytest.raises(ModelProfError) as caught:
         make()
     assert str(caught.value) == message
@@ -243,14 +243,14 @@ def test_constructor(make, message):
 
 @pytest.mark.parametrize("package", [lightning.pytorch, pytorch_lightning])
 @pytest.mark.parametrize(("arguments", "message"), TRAINER.values(), ids=TRAINER)
-def test_trainer(package, arguments, message):
-    """Before ``fit``: Lightning asks our entry point for callbacks while it makes the Trainer."""
+def test_trainer_explains_mistakes(package, arguments, message):
+    """Before ``fit``: Lightning calls our entry point when it creates the Trainer."""
     with pytest.raises(ConfigError) as caught:
         package.Trainer(logger=False, **arguments())
     assert str(caught.value) == message
 
 
-def test_a_trainer_with_the_right_arguments_is_made():
+def test_trainer_accepts_correct_arguments():
     trainer = lightning.pytorch.Trainer(
         logger=False, callbacks=[ModelProfCallback()], profiler=ModelProfiler(), enable_checkpointing=False
     )
@@ -258,7 +258,7 @@ def test_a_trainer_with_the_right_arguments_is_made():
 
 
 @pytest.mark.parametrize("text", YAML)
-def test_yaml(tmp_path, text):
+def test_yaml_explains_mistakes(tmp_path, text):
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(ConfigError) as caught:
         ModelProfCallback.from_yaml("mine.yaml")
@@ -266,7 +266,7 @@ def test_yaml(tmp_path, text):
 
 
 @pytest.mark.parametrize("written", COMMAND_LINE)
-def test_command_line(capsys, written):
+def test_usage_errors_explain_mistakes(capsys, written):
     command, message = COMMAND_LINE[written]
     with pytest.raises(SystemExit) as ended:
         main(written.split())
@@ -278,12 +278,12 @@ def test_command_line(capsys, written):
 
 
 @pytest.mark.parametrize("written", FAILING_COMMANDS)
-def test_command(capsys, written):
+def test_failing_commands_explain_mistakes(capsys, written):
     assert main(written.split()) == 1
     assert capsys.readouterr().err == f"lightning-modelprof: {FAILING_COMMANDS[written]}\n"
 
 
-def test_options_after_the_script_are_the_scripts(tmp_path, capfd):
+def test_options_after_script_go_to_script(tmp_path, capfd):
     (tmp_path / "takes_none.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
     assert main(["run", "takes_none.py", "--active", "3"]) == 2
     last = capfd.readouterr().err.splitlines()[-1]

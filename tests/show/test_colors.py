@@ -1,4 +1,4 @@
-"""One colour for one meaning, told apart by readers of any colour vision, on a light and a dark page."""
+"""Each colour has one meaning and is distinct for any colour vision, in light and dark themes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lightning_modelprof.show.html.colors import (
 )
 
 # Machado, Oliveira, Fernandes (2009): A physiologically-based model for simulation of color vision
-# deficiency. Severity 1.0, of linear RGB.
+# deficiency. Severity 1.0, for linear RGB.
 VISIONS = {
     "full": np.eye(3),
     "no red": [
@@ -73,10 +73,10 @@ IN_MEMORY = ("before", "optimizer_state", "gradients", "batch", "activations", "
 BESIDE_EACH_OTHER = (PHASES_OF_A_STEP, STEP_CATEGORIES, ON_THE_HOST, ON_A_DEVICE, IN_MEMORY)
 
 LEAST = 14
-"""Distance in Lab (CIE76). About 2.3 is just noticed by somebody who compares two patches."""
+"""Distance in Lab (CIE76). About 2.3 is just noticeable between two patches."""
 
 LEAST_OF_ANY = 7
-"""Of any two meanings, also of those that are seldom seen together."""
+"""For any two meanings, even if rarely seen together."""
 
 
 def linear_of(color: str):
@@ -106,29 +106,29 @@ def too_near(colors: dict[str, str], least: float) -> list[str]:
     return found
 
 
-def test_lab_is_that_of_known_colours():
-    """Against values of the CIE's own definition, as tables of it have them."""
+def test_lab_matches_known_colours():
+    """Reference values are from tables of the CIE definition."""
     np.testing.assert_allclose(lab_of(linear_of("#ffffff")), [100, 0, 0], atol=0.02)
     np.testing.assert_allclose(lab_of(linear_of("#ff0000")), [53.24, 80.09, 67.20], atol=0.02)
     np.testing.assert_allclose(lab_of(linear_of("#0000ff")), [32.30, 79.19, -107.86], atol=0.02)
 
 
 @pytest.mark.parametrize("words", BESIDE_EACH_OTHER, ids=lambda words: words[0])
-def test_what_stands_beside_each_other_is_told_apart_by_all(words):
+def test_neighbouring_colours_are_distinct_for_any_vision(words):
     assert too_near({word: color_of(color_class(word)) for word in words}, LEAST) == []
 
 
-def test_any_two_meanings_differ():
+def test_any_two_meanings_have_distinct_colours():
     assert too_near({one.name: one.color for one in MEANINGS}, LEAST_OF_ANY) == []
 
 
-def test_series_without_a_meaning_differ_from_each_other_and_from_the_rest():
+def test_nameless_series_and_rest_have_distinct_colours():
     colors = {str(place): color for place, color in enumerate(NAMELESS)}
     assert too_near(colors | {"rest": color_of("m-rest")}, LEAST) == []
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#15181c"], ids=["light", "dark"])
-def test_every_colour_is_seen_on_the_page(page):
+def test_every_colour_is_visible_on_page(page):
     colors = {f"c{place}": color for place, color in enumerate(NAMELESS)}
     colors |= {one.name: one.color for one in MEANINGS}
     distances = {
@@ -140,7 +140,7 @@ def test_every_colour_is_seen_on_the_page(page):
     assert [one for one, distance in distances.items() if distance <= LEAST] == []
 
 
-def test_data_loading_is_never_communication():
+def test_data_loading_and_communication_differ():
     loading = {
         color_class(word) for word in ("dataloader", "data loading", "idle: data loading", "idle_input")
     }
@@ -150,22 +150,22 @@ def test_data_loading_is_never_communication():
 
 
 @pytest.mark.parametrize("word", [*STEP_CATEGORIES, *WORDS, *(f"idle: {cause}" for cause in CAUSES)])
-def test_every_kind_has_a_meaning(word):
+def test_every_kind_has_meaning(word):
     assert color_class(word) is not None
 
 
-def test_a_word_has_one_meaning():
+def test_word_has_one_meaning():
     words = [word for one in MEANINGS for word in (one.name, *one.words)]
     assert len(set(words)) == len(words)
 
 
 @pytest.mark.parametrize("phase", [phase.key for phase in PHASES])
-def test_two_series_of_one_chart_have_two_colours(phase):
+def test_series_of_one_chart_have_distinct_colours(phase):
     keys = dict.fromkeys(("dataloader", "module_hooks", "callbacks", "zero_grad", phase, "rest"))
     assert len(set(color_classes(list(keys)))) == len(keys)
 
 
-def test_the_page_has_these_colours():
-    """``parts.css`` holds a copy; replace what is there by what ``colors_css`` returns."""
+def test_page_has_these_colours():
+    """``parts.css`` holds a copy; replace it with the result of ``colors_css``."""
     css = files("lightning_modelprof.show.html").joinpath("parts.css").read_text(encoding="utf-8")
     assert colors_css() in css

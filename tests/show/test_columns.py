@@ -1,4 +1,4 @@
-"""Packed columns: there and back, what is refused, and the page's own decoder."""
+"""Packed columns: round trips, rejected bytes and the page's decoder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ DECODER = Path(lightning_modelprof.__file__).parent / "tensorboard_plugin" / "st
 LARGEST = 2**53 - 1
 
 INTEGERS = st.integers(-LARGEST, LARGEST) | st.integers(-300, 300)
-NEIGHBOURS = st.integers(0, LARGEST) | st.integers(0, 300)  # no difference has more bits than they have
-# Low halves of surrogate pairs, as in file names that are no UTF-8; after a high half JSON makes them one.
+NEIGHBOURS = st.integers(0, LARGEST) | st.integers(0, 300)  # no difference has more bits than the values
+# Low surrogates, as in file names that aren't UTF-8; JSON would join them to a preceding high surrogate.
 TEXTS = st.text(st.characters() | st.characters(min_codepoint=0xDC00, max_codepoint=0xDFFF), max_size=8)
 META = st.recursive(
     st.none()
@@ -38,7 +38,7 @@ META = st.recursive(
 
 @st.composite
 def columns(draw):
-    """Columns of all three kinds, and the names of those to be stored as differences."""
+    """Columns of all three kinds, and the names of those stored as differences."""
     found, deltas = {}, set()
     for name in draw(st.lists(TEXTS, max_size=5, unique=True)):
         kind = draw(st.sampled_from(["int", "delta", "float"]))
@@ -52,7 +52,7 @@ def columns(draw):
 
 @settings(deadline=None)
 @given(st.dictionaries(TEXTS, META, max_size=3), columns())
-def test_there_and_back(meta, packed_columns):
+def test_columns_round_trip(meta, packed_columns):
     values, deltas = packed_columns
     found_meta, found = unpack_columns(pack_columns(meta, values, deltas))
     assert found_meta == meta
@@ -63,14 +63,14 @@ def test_there_and_back(meta, packed_columns):
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int32, np.uint64, np.bool_, np.float32])
-def test_columns_of_any_width(dtype):
+def test_columns_of_any_width_round_trip(dtype):
     values = np.array([0, 1, 1, 0], dtype)
     _, found = unpack_columns(pack_columns({}, {"x": values}, frozenset({"x"})))
     assert found["x"].tolist() == values.tolist()
 
 
-def test_the_bytes_are_as_described():
-    """By hand: zigzag of 0, -1, 1, 300 is 0, 1, 2, 600, and 600 is 88 4 in seven bits a byte."""
+def test_bytes_match_description():
+    """By hand: zigzag maps 0, -1, 1, 300 to 0, 1, 2, 600, and 600 is 88 4 at seven bits per byte."""
     values = np.array([0, -1, 1, 300])
     packed = pack_columns({"a": "\ud800"}, {"i": values, "d": values, "f": np.array([1.5])}, frozenset({"d"}))
     raw = zlib.decompress(packed)
@@ -92,13 +92,13 @@ def test_the_bytes_are_as_described():
     "values",
     [[2**53], [-(2**53)], [0, 2**62], [-(2**63)], np.array([2**64 - 1], np.uint64)],
 )
-def test_more_than_53_bits_are_refused(values):
+def test_values_above_53_bits_are_rejected(values):
     for deltas in (frozenset(), frozenset({"x"})):
         with pytest.raises(ValueError, match=r"'x'.*53 bits"):
             pack_columns({}, {"x": np.asarray(values)}, deltas)
 
 
-def test_a_difference_of_more_than_53_bits_is_refused():
+def test_differences_above_53_bits_are_rejected():
     """A browser would add a rounded difference."""
     values = np.array([-LARGEST, LARGEST - 1])
     assert unpack_columns(pack_columns({}, {"x": values}))[1]["x"].tolist() == values.tolist()
@@ -106,7 +106,7 @@ def test_a_difference_of_more_than_53_bits_is_refused():
         pack_columns({}, {"x": values}, frozenset({"x"}))
 
 
-def test_a_description_that_is_no_json_is_refused():
+def test_meta_that_is_not_json_is_rejected():
     with pytest.raises(ValueError, match="JSON"):
         pack_columns({"x": float("nan")}, {})
 
@@ -120,8 +120,8 @@ WHOLE = pack_columns(
 
 @settings(deadline=None)
 @given(st.integers(0, len(WHOLE) - 1), st.integers(1, 255))
-def test_damaged_bytes_are_refused(place, change):
-    """A changed byte: the checksum tells, unless the change is in the bits that fill the last one."""
+def test_damaged_bytes_are_rejected(place, change):
+    """The checksum detects a changed byte, unless the change is in the padding of the last byte."""
     damaged = bytearray(WHOLE)
     damaged[place] ^= change
     try:
@@ -136,15 +136,15 @@ def test_damaged_bytes_are_refused(place, change):
 
 
 @given(st.integers(0, len(WHOLE) - 1))
-def test_bytes_that_are_cut_off_are_refused(length):
+def test_truncated_bytes_are_rejected(length):
     with pytest.raises(ValueError, match="damaged"):
         unpack_columns(WHOLE[:length])
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_nothing_but_a_value_error_for_other_contents(data):
-    """What is a whole container but holds something else: values, or ``ValueError``."""
+def test_other_contents_raise_only_value_error(data):
+    """A valid container with other contents gives values or ``ValueError``."""
     raw = bytearray(zlib.decompress(WHOLE))
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(raw) - 1) | st.integers(0, min(len(raw) - 1, 260)))
@@ -163,7 +163,7 @@ def column(kind, count, size, data=b"", name="x"):
     return packed_by_hand(json.dumps({"meta": {}, "columns": [described]}).encode(), data)
 
 
-def test_the_helper_makes_columns():
+def test_column_helper_makes_valid_columns():
     assert unpack_columns(column("int", 1, 1, b"\x02"))[1]["x"].tolist() == [1]
 
 
@@ -191,7 +191,7 @@ def test_the_helper_makes_columns():
         column("int", 2, 1, b"\x02"),
     ],
 )
-def test_what_is_nothing_of_ours_is_refused(packed):
+def test_foreign_bytes_are_rejected(packed):
     with pytest.raises(ValueError):  # noqa: PT011 - any
         unpack_columns(packed)
 
@@ -219,7 +219,7 @@ process.stdout.write(JSON.stringify(found));
 
 @pytest.fixture
 def decode_in_node():
-    """Decodes packed columns with the page's own file."""
+    """Decodes packed columns with the page's decoder."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed: it runs the page's decoder")
@@ -245,7 +245,7 @@ EXTREMES = np.array(
 )
 
 
-def test_the_page_decodes_the_same(decode_in_node):
+def test_page_decodes_same_values(decode_in_node):
     random = np.random.default_rng(5)
     widths = random.integers(0, 53, 5000)
     numbers = (random.random(5000) * 2.0**widths).astype(np.int64) * random.choice([-1, 1], 5000)
@@ -254,7 +254,7 @@ def test_the_page_decodes_the_same(decode_in_node):
         {"sorted": np.sort(np.abs(numbers)), "down": -np.sort(np.abs(numbers))},
         {
             "float": np.array([0.0, -0.0, 1e308, 5e-324, np.nan, -np.inf]),
-            "three bytes": EXTREMES[:3],  # so that the doubles after it begin anywhere
+            "three bytes": EXTREMES[:3],  # so that the following doubles are unaligned
             "after": np.array([0.1]),
         },
         {},
@@ -279,8 +279,8 @@ def test_the_page_decodes_the_same(decode_in_node):
 @example(LARGEST, 0)
 @settings(deadline=None, max_examples=100)
 @given(INTEGERS, INTEGERS)
-def test_the_kept_differences_are_exact_in_doubles(first, second):
-    """What pack_columns lets through, a browser can add."""
+def test_accepted_differences_are_exact_in_doubles(first, second):
+    """A browser can add whatever pack_columns accepts."""
     try:
         packed = pack_columns({}, {"x": np.array([first, second])}, frozenset({"x"}))
     except ValueError:

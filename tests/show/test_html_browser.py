@@ -1,4 +1,4 @@
-"""The page in a real browser: what a parser cannot tell. Needs Chromium, its driver and selenium."""
+"""The page in a real browser: what a parser can't check. Needs Chromium, its driver and selenium."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def size(browser):
 
 
 def show(browser, folder, report):
-    """Open the page; nothing may be said in the console and nothing requested but the page itself."""
+    """Open the page; the console must stay empty, and only the page itself may be requested."""
     path = Path(folder) / "report.html"
     path.write_bytes(render_html(report))
     browser.get_log("performance")
@@ -41,7 +41,7 @@ def show(browser, folder, report):
 
 
 def names(browser):
-    """The names of the rows that are seen, in order."""
+    """Names of the visible rows, in order."""
     return browser.execute_script(
         "return [...document.querySelectorAll('tbody tr')].filter(r => r.offsetParent !== null)"
         ".map(r => r.cells[0].textContent)"
@@ -95,14 +95,14 @@ def report_of(*tables, **fields):
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_sample_reports_are_quiet(browser, tmp_path, name):
+def test_sample_reports_log_nothing(browser, tmp_path, name):
     show(browser, tmp_path, ALL_REPORTS[name]())
 
 
-def test_hostile_names_run_nothing(browser, tmp_path):
+def test_hostile_names_run_no_code(browser, tmp_path):
     show(browser, tmp_path, hostile_everywhere())
     assert browser.execute_script("return document.images.length") == 0
-    # Not even if markup got in: the policy names the page's own script alone.
+    # Even injected markup runs no code: the policy allows only the page's own script.
     browser.execute_script(
         "const s = document.createElement('script');"
         "s.textContent = 'window.ran = 1'; document.body.append(s);"
@@ -113,7 +113,7 @@ def test_hostile_names_run_nothing(browser, tmp_path):
     assert browser.execute_script("return window.ran === undefined")
 
 
-def test_sorting_goes_round(browser, tmp_path):
+def test_sorting_cycles_through_orders(browser, tmp_path):
     show(browser, tmp_path, report_of(flat()))
     as_it_came = names(browser)
     assert as_it_came == [f"row {place}" for place in range(100)]
@@ -125,14 +125,14 @@ def test_sorting_goes_round(browser, tmp_path):
     press(browser, "[data-do=all]")
     assert names(browser) == [*largest_first, "row 3"]
     press(browser, "thead button", 1)
-    assert names(browser) == [*largest_first[::-1], "row 3"]  # not measured is last either way
+    assert names(browser) == [*largest_first[::-1], "row 3"]  # missing values come last either way
     press(browser, "thead button", 1)
     assert names(browser)[:100] == as_it_came
     press(browser, "thead button", 0)
     assert names(browser)[:3] == ["row 0", "row 1", "row 2"]  # 2 before 10
 
 
-def test_searching_looks_at_names_and_not_at_definitions(browser, tmp_path):
+def test_search_matches_names_but_not_definitions(browser, tmp_path):
     rows = (("Forward",), *((f"row {place}",) for place in range(20)))
     show(browser, tmp_path, report_of(Table(id="phases", title="P", columns=(Column("n", "N"),), rows=rows)))
     search(browser, row_definition("phases", "Forward").split()[-1])
@@ -141,7 +141,7 @@ def test_searching_looks_at_names_and_not_at_definitions(browser, tmp_path):
     assert names(browser) == ["Forward"]
 
 
-def test_searching_finds_rows_that_are_not_shown(browser, tmp_path):
+def test_search_finds_hidden_rows(browser, tmp_path):
     show(browser, tmp_path, report_of(flat()))
     search(browser, "ROW 14")
     assert names(browser) == [f"row {place}" for place in (14, 114, *range(140, 150))]
@@ -150,7 +150,7 @@ def test_searching_finds_rows_that_are_not_shown(browser, tmp_path):
     assert len(names(browser)) == 100
 
 
-def test_rows_of_folded_tables_are_made_soon(browser, tmp_path):
+def test_rows_of_folded_tables_are_drawn_soon(browser, tmp_path):
     detail = replace(flat(30), id="detail", title="Detail", is_detail=True)
     show(browser, tmp_path, report_of(flat(), modules(), detail))
 
@@ -170,7 +170,7 @@ def test_rows_of_folded_tables_are_made_soon(browser, tmp_path):
     assert len(names(browser)) == 150 + 101 + 30
 
 
-def test_a_link_into_the_page_scrolls_to_what_was_drawn(browser, tmp_path):
+def test_link_scrolls_to_its_table(browser, tmp_path):
     tables = (replace(flat(60), id=f"t{number}", title=f"T{number}") for number in range(5))
     show(browser, tmp_path, report_of(*tables))
     browser.get(browser.current_url + "#table-t4")
@@ -179,7 +179,7 @@ def test_a_link_into_the_page_scrolls_to_what_was_drawn(browser, tmp_path):
     until(lambda: abs(browser.execute_script(top)) < 40)
 
 
-def test_five_thousand_modules_answer(browser, tmp_path):
+def test_five_thousand_modules_stay_usable(browser, tmp_path):
     show(browser, tmp_path, report_of(modules()))
     assert names(browser)[:3] == ["module_0 (Linear)", "module_1 (Linear)", "module_11 (Linear)"]
     press(browser, "tbody .twist", 1)
@@ -195,7 +195,7 @@ def test_five_thousand_modules_answer(browser, tmp_path):
     assert len(names(browser)) == 5_000
 
 
-def test_themes_follow_the_system_and_the_button(browser, tmp_path):
+def test_theme_follows_system_and_button(browser, tmp_path):
     show(browser, tmp_path, report_of(flat()))
 
     def background():
@@ -216,7 +216,7 @@ def test_themes_follow_the_system_and_the_button(browser, tmp_path):
     press(browser, "#theme")
 
 
-def test_paper_shows_everything_and_no_controls(browser, tmp_path):
+def test_print_shows_all_rows_and_no_controls(browser, tmp_path):
     detail = Table(id="detail", title="Detail", columns=flat().columns, rows=(("deep", 1),), is_detail=True)
     show(browser, tmp_path, report_of(flat(), modules(200), detail))
     assert len(names(browser)) < 150
@@ -235,7 +235,7 @@ def test_paper_shows_everything_and_no_controls(browser, tmp_path):
     assert len(names(browser)) < 150
 
 
-def test_a_chart_tells_its_values_to_the_keyboard(browser, tmp_path):
+def test_chart_shows_values_by_keyboard(browser, tmp_path):
     series = (
         Series(key="forward", label="Forward", values=(1e6, 2e6, 3e6)),
         Series(key="backward", label="Backward", values=(4e6, None, 6e6)),
@@ -267,7 +267,7 @@ def test_a_chart_tells_its_values_to_the_keyboard(browser, tmp_path):
 
 
 def boxes(browser):
-    """Text → (left, width) in percent of the first graph, of the boxes that are seen."""
+    """Text → (left, width) of the first graph's visible boxes, in percent."""
     return browser.execute_script(
         "const frame = document.querySelector('.boxes').getBoundingClientRect();"
         "return Object.fromEntries([...document.querySelector('.boxes').children]"
@@ -310,14 +310,14 @@ IN_LOSS = {  # 15 of 40 ms
 }
 
 
-def test_a_flame_graph_zooms_by_click(browser, tmp_path):
+def test_flame_graph_zooms_on_click(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
     assert boxes(browser) == WHOLE
     assert about(browser).startswith("Hover to see the time")
     box(browser, "weighted_nll").click()
     assert boxes(browser) == IN_LOSS
     assert about(browser) == "weighted_nll, train.py:12 (your code): 40.0 ms, 40%; self 25.0 ms"
-    box(browser, "Forward").click()  # what lies around it
+    box(browser, "Forward").click()  # an enclosing box
     assert boxes(browser)["weighted_nll"] == [18, 80]
     press(browser, "[data-do=reset]")
     assert boxes(browser) == WHOLE
@@ -325,7 +325,7 @@ def test_a_flame_graph_zooms_by_click(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
-def test_a_flame_graph_that_is_whole_again_keeps_the_focus(browser, tmp_path):
+def test_flame_graph_keeps_focus_after_reset(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
     box(browser, "weighted_nll").click()
     browser.find_element("css selector", "[data-do=reset]").send_keys(Keys.ENTER)
@@ -334,7 +334,7 @@ def test_a_flame_graph_that_is_whole_again_keeps_the_focus(browser, tmp_path):
     assert browser.execute_async_script(focused) == "weighted_nll"
 
 
-def test_a_flame_graph_answers_the_keyboard(browser, tmp_path):
+def test_flame_graph_works_with_keyboard(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
     stops = "return document.querySelectorAll('.box[tabindex=\"0\"]').length"
     focused = "return document.activeElement.textContent"
@@ -361,8 +361,8 @@ def test_a_flame_graph_answers_the_keyboard(browser, tmp_path):
     assert browser.execute_script(roles) == ["tree", "treeitem"]
 
 
-def test_searching_a_flame_graph_says_the_share(browser, tmp_path):
-    """Twenty functions of 4%, of which two hold one of the same name, and one of the rest."""
+def test_flame_graph_search_shows_share(browser, tmp_path):
+    """Twenty functions of 4%; two contain a call of the same name, and one function contains them all."""
     calls = [(f"load_{place}", 4.0, True, ()) for place in range(18)]
     calls += [("save", 1.0, True, (("save", 3.0, True, ()),)) for _ in range(2)]
     show(browser, tmp_path, report_of(flames=(flame_of((("all", 20.0, None, tuple(calls)),)),)))
@@ -382,7 +382,7 @@ def test_searching_a_flame_graph_says_the_share(browser, tmp_path):
     assert (browser.execute_script(result), browser.execute_script(found)) == ("", 0)
 
 
-def test_two_thousand_boxes_answer(browser, tmp_path):
+def test_two_thousand_boxes_stay_usable(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(wide_flame(),)))
     assert browser.execute_script("return document.querySelectorAll('.box').length") == 2_000
     for depth in range(4):  # into the widest box of each row
@@ -399,7 +399,7 @@ def test_two_thousand_boxes_answer(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
-def test_paper_shows_the_whole_flame_graph(browser, tmp_path):
+def test_print_shows_whole_flame_graph(browser, tmp_path):
     show(browser, tmp_path, report_of(flames=(stacks_flame(),)))
     box(browser, "log_softmax").click()
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})

@@ -1,4 +1,4 @@
-"""Bars of changes, and their signs."""
+"""Change columns: bars, signs and colours."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def bars_of(one):
     return {key: (bar.left, bar.width, bar.tone, bar.is_cut) for key, bar in change_bars(one).items()}
 
 
-def test_bars_by_hand():
+def test_bars_match_hand_calculation():
     assert bars_of(SLOWER_AND_FASTER) == {
         (0, 2): (0.5, 0.5, "worse", False),
         (1, 2): (0.25, 0.25, "better", False),
         (2, 2): (0.5, 0.0, "neutral", False),
-        (0, 3): (0.5, 0.5, "worse", True),  # +400%, and the bars end at 100%
+        (0, 3): (0.5, 0.5, "worse", True),  # +400%, but bars end at 100%
         (1, 3): (0.25, 0.25, "better", False),
         (2, 3): (0.5, 0.0, "neutral", False),
     }
@@ -53,7 +53,7 @@ def test_bars_by_hand():
     assert view.notes == ("1 bar, marked with an arrow, is clipped at 100%.",)
 
 
-def test_every_change_has_its_sign():
+def test_changes_have_sign():
     texts = [[cell.text.strip() for cell in row.cells] for row in table_view(SLOWER_AND_FASTER).rows]
     assert texts == [
         ["1.00", "+4.00", "+400.00"],
@@ -64,7 +64,7 @@ def test_every_change_has_its_sign():
     assert "+400.00" in render_text(report_of(SLOWER_AND_FASTER))
 
 
-def test_a_higher_rate_is_better_and_more_waiting_is_worse():
+def test_higher_rate_is_better_and_more_waiting_is_worse():
     figures = (
         Change(key="batch_cost", before=20e6, after=30e6, change=0.5, low=0.4, high=0.6),
         Change(key="steps_per_s", before=50.0, after=33.3, change=-0.334, low=-0.4, high=-0.3),
@@ -77,7 +77,7 @@ def test_a_higher_rate_is_better_and_more_waiting_is_worse():
     assert low == ["+40.00", "-40.00", "0"]
 
 
-def test_a_figure_that_is_neither_is_grey():
+def test_figure_without_direction_is_neutral():
     def tones(table_id, unit, *rows):
         columns = (Column("name", ""), Column("kind", ""), Column("dtype", ""), Column("value", "", unit))
         columns += (Column("bytes", "", unit), Column("avg", "", unit))
@@ -107,7 +107,7 @@ def test_a_figure_that_is_neither_is_grey():
     }
 
 
-def test_units_that_differ_by_row_have_bars_of_their_own():
+def test_each_row_unit_has_its_own_bar_scale():
     columns = (
         CHANGE[0],
         Column("before", "before", Unit.BY_ROW),
@@ -124,13 +124,13 @@ def test_units_that_differ_by_row_have_bars_of_their_own():
     assert bars_of(one) == {(0, 2): (0.5, 0.5, "worse", False), (1, 2): (0.0, 0.5, "worse", False)}
 
 
-def test_a_table_without_changes_has_no_legend():
+def test_table_without_changes_has_no_legend():
     view = table_view(table(("a", 1e6), columns=CHANGE[:2]))
     assert view.tones == ()
 
 
 @pytest.mark.slow
-def test_bars_begin_in_the_middle(browser, tmp_path):
+def test_bars_start_in_middle(browser, tmp_path):
     show(browser, tmp_path, report_of(SLOWER_AND_FASTER))
     places = browser.execute_script(
         "return [...document.querySelectorAll('td.change')].map(cell => {"
@@ -148,8 +148,8 @@ def test_bars_begin_in_the_middle(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_better_and_worse_differ_for_the_colour_blind(browser, tmp_path):
-    """Blue and orange in both themes, and worse has stripes."""
+def test_better_and_worse_differ_for_colour_blind_readers(browser, tmp_path):
+    """Blue and orange in both themes; worse has stripes."""
     show(browser, tmp_path, report_of(SLOWER_AND_FASTER))
     for theme in ("light", "dark"):
         better, worse = browser.execute_script(

@@ -1,4 +1,4 @@
-"""Which columns of a table are seen, in which order its rows come, and that a page can bring both back."""
+"""Visible columns and row order of a table, and the controls that change and restore them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ SPANS = "return [...document.querySelectorAll('.groups > *')].map(c => c.colSpan
 
 
 def seen(browser):
-    """Keys of the columns that are seen, by where they are."""
+    """Keys of the visible columns, from left to right."""
     return browser.execute_script(
         "return [...document.querySelectorAll('thead tr:last-child th')]"
         ".filter(c => c.offsetWidth > 0).map(c => c.dataset.key)"
@@ -66,21 +66,21 @@ def open_menu(browser):
     press(browser, "details.columns > summary")
 
 
-def test_main_columns_and_the_one_that_orders_the_rows_are_seen():
-    """GPU Total orders the rows; of FLOPs nothing is known."""
+def test_main_columns_and_sort_column_are_visible():
+    """GPU Total orders the rows; FLOPs has no values."""
     view = table_view(TABLE)
     assert view.headers[view.sorted_by].key == "gpu"
     assert view.hidden == (2, 7, 8)
     assert view.groups == (("", 1), ("", 1), ("CPU", 2), ("GPU", 3), ("", 1), ("", 1))
 
 
-def test_without_main_columns_all_are_seen():
+def test_all_columns_are_visible_without_main_columns():
     columns = tuple(Column(one.key, one.label, one.unit, one.group) for one in COLUMNS)
     assert table_view(Table(id="t", title="T", columns=columns, rows=ROWS)).hidden == ()
 
 
 @given(values=st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=7))
-def test_a_column_orders_the_rows_if_sorting_by_it_changes_nothing(values):
+def test_sort_column_is_one_already_in_order(values):
     columns = (Column("name", "Name"), Column("n", "N", Unit.COUNT))
     rows = tuple((f"r{place}", value) for place, value in enumerate(values))
     if not rows:
@@ -93,7 +93,7 @@ def test_a_column_orders_the_rows_if_sorting_by_it_changes_nothing(values):
 
 
 @pytest.mark.slow
-def test_the_menu_shows_and_hides_columns(browser, tmp_path):
+def test_menu_shows_and_hides_columns(browser, tmp_path):
     show(browser, tmp_path, report_of(tables=(TABLE,)))
     first = ["name", "calls", "cpu_self", "gpu", "gpu_self", "share"]
     assert seen(browser) == first
@@ -113,7 +113,7 @@ def test_the_menu_shows_and_hides_columns(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_menu_works_with_the_keyboard(browser, tmp_path):
+def test_menu_works_with_keyboard(browser, tmp_path):
     show(browser, tmp_path, report_of(tables=(TABLE,)))
     summary = browser.find_element("css selector", ".columns > summary")
     summary.send_keys("\ue007")
@@ -126,7 +126,7 @@ def test_the_menu_works_with_the_keyboard(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_copies_hold_the_columns_that_are_seen(browser, tmp_path):
+def test_copies_hold_visible_columns(browser, tmp_path):
     show(browser, tmp_path, report_of(tables=(TABLE,)))
     browser.execute_script(
         "window.copied = [];"
@@ -143,7 +143,7 @@ def test_copies_hold_the_columns_that_are_seen(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_arrow_goes_round_and_comes_back_to_the_first_order(browser, tmp_path):
+def test_sorting_returns_to_first_order(browser, tmp_path):
     show(browser, tmp_path, report_of(tables=(TABLE,)))
     came = names(browser)
     press(browser, "th[data-key=gpu] button")
@@ -160,7 +160,7 @@ def test_the_arrow_goes_round_and_comes_back_to_the_first_order(browser, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_search_is_kept_beside_columns(browser, tmp_path):
+def test_changing_columns_keeps_search(browser, tmp_path):
     show(browser, tmp_path, report_of(tables=(TABLE,)))
     search(browser, "op07")
     open_menu(browser)
@@ -170,7 +170,7 @@ def test_a_search_is_kept_beside_columns(browser, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_button_that_shows_all_rows_leaves_the_focus_at_them(browser, tmp_path):
+def test_show_all_button_moves_focus_to_rows(browser, tmp_path):
     show(browser, tmp_path, report_of(tables=(replace(TABLE, row_limit=5),)))
     browser.find_element("css selector", "[data-do=all]").send_keys(Keys.ENTER)
     assert len(names(browser)) == len(ROWS)

@@ -1,4 +1,4 @@
-"""Groups and copies in a real browser, against plain loops over the table. Needs Chromium and selenium."""
+"""Groups and copies in a real browser, checked by plain loops. Needs Chromium and selenium."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ document.addEventListener("copy", () => { window.copied = document.activeElement
 
 
 def copied(browser, kind="csv"):
-    """Presses the button as a person does, and what the page says afterwards."""
+    """Clicks the button; returns the copied text and the page's message."""
     browser.find_element("css selector", f"[data-do={kind}]").click()
     said = browser.execute_async_script(
         "const done = arguments[0]; setTimeout(() => done(document.querySelector('output').value), 50)"
@@ -86,7 +86,7 @@ def group_by(browser, label):
 
 
 def groups(browser):
-    """Name, words on its rows, and texts of each heading that is seen, in order."""
+    """Name, row count and cell texts of each visible heading, in order."""
     return browser.execute_script(
         "return [...document.querySelectorAll('tr.group')].filter(r => r.offsetParent !== null).map(r => ["
         "  r.querySelector('.twist + span').textContent, r.querySelector('.count').textContent,"
@@ -99,7 +99,7 @@ def raw(row):
 
 
 def as_numbers(line, row):
-    """A line of a file with numbers where the table has some."""
+    """A CSV line with numbers where the table has numbers."""
     return [
         float(text) if isinstance(cell, int | float) else text for text, cell in zip(line, row, strict=True)
     ]
@@ -117,7 +117,7 @@ HEADINGS = [
 
 
 @pytest.mark.parametrize("clipboard", [TAKE, REFUSE], ids=["clipboard", "selection"])
-def test_a_copy_for_spreadsheets_is_what_the_table_holds(browser, tmp_path, clipboard):
+def test_csv_copy_equals_table(browser, tmp_path, clipboard):
     table = operators_of(60)
     show(browser, tmp_path, report_of(table))
     browser.execute_script(clipboard)
@@ -129,11 +129,11 @@ def test_a_copy_for_spreadsheets_is_what_the_table_holds(browser, tmp_path, clip
     assert browser.execute_script("return document.querySelectorAll('textarea').length") == 0
 
 
-def test_a_copy_is_what_is_seen_in_its_order(browser, tmp_path):
+def test_copy_has_visible_rows_in_order(browser, tmp_path):
     table = operators_of(150)
     show(browser, tmp_path, report_of(table))
     browser.execute_script(TAKE)
-    assert len(csv_of(browser)) == 1 + 100  # the limit
+    assert len(csv_of(browser)) == 1 + 100  # the row limit
     press(browser, "thead button", 1)
     largest = sorted(range(150), key=lambda row: (-table.rows[row][1], row))[:100]
     assert [line[0] for line in csv_of(browser)[1:]] == [table.rows[row][0] for row in largest]
@@ -145,8 +145,8 @@ def test_a_copy_is_what_is_seen_in_its_order(browser, tmp_path):
     ]
 
 
-def test_hostile_names_in_a_copy(browser, tmp_path):
-    """What begins like a formula has an apostrophe before it; all else comes back as it was."""
+def test_copies_escape_hostile_names(browser, tmp_path):
+    """Text that starts like a formula gets an apostrophe; everything else is unchanged."""
     cells = (*FORMULAS, *HOSTILE_NAMES)
     columns = (Column("name", "=Name"), Column("where", "a,b"), Column("n", "|N|", Unit.COUNT))
     rows = tuple((name, name[::-1], -place) for place, name in enumerate(cells))
@@ -154,7 +154,7 @@ def test_hostile_names_in_a_copy(browser, tmp_path):
     browser.execute_script(TAKE)
 
     def guarded(text):
-        """OWASP's rule, by hand: no cell, and no part of one between semicolons, begins with a sign."""
+        """OWASP's rule, by hand: no cell, and no part between semicolons, starts with a sign."""
         parts = printable(text).split(";")
         return ";".join(f"'{part}" if part.strip()[:1] in FORMULA_SIGNS else part for part in parts)
 
@@ -171,14 +171,14 @@ def test_hostile_names_in_a_copy(browser, tmp_path):
         first, _, number = (cell.strip() for cell in re.split(r"(?<!\\)(?:\\\\)*\|", row)[1:-1])
         assert first[:1] not in FORMULA_SIGNS
         assert html.unescape(first)[:1] == printable(name).strip()[:1] or first[:1] == "\\"
-        assert number == "0" or number[0] == "-"  # a number stays one
+        assert number == "0" or number[0] == "-"  # numbers stay numbers
     assert len(text.splitlines()) == 2 + len(cells)
     for line in text.splitlines():
         assert line.replace("\\\\", "").replace("\\|", "").count("|") == 4
         assert "<" not in line
 
 
-def test_a_copy_for_markdown_has_the_shown_texts(browser, tmp_path):
+def test_markdown_copy_has_shown_texts(browser, tmp_path):
     columns = (
         Column("name", "Name"),
         Column("ns", "Total", Unit.DURATION_NS, "CPU"),
@@ -201,7 +201,7 @@ def test_a_copy_for_markdown_has_the_shown_texts(browser, tmp_path):
     ]
 
 
-def test_rows_of_different_units_say_them_in_a_copy(browser, tmp_path):
+def test_copy_names_unit_of_each_row(browser, tmp_path):
     table = gpu_report().tables[0]
     show(browser, tmp_path, report_of(table))
     browser.execute_script(TAKE)
@@ -215,7 +215,7 @@ def test_rows_of_different_units_say_them_in_a_copy(browser, tmp_path):
     ]
 
 
-def test_a_tree_is_copied_with_its_depths(browser, tmp_path):
+def test_tree_copy_has_depths(browser, tmp_path):
     columns = (Column("module", "Module"), Column("n", "N", Unit.COUNT))
     depths = (0, 1, 2, 1)
     rows = tuple((f"m{place}", place) for place in range(4))
@@ -228,14 +228,14 @@ def test_a_tree_is_copied_with_its_depths(browser, tmp_path):
     ]
 
 
-def test_a_browser_that_refuses_is_not_said_to_have_copied(browser, tmp_path):
+def test_refused_copy_is_reported(browser, tmp_path):
     show(browser, tmp_path, report_of(operators_of(20)))
     browser.execute_script(REFUSE + "document.execCommand = () => false;")
     assert copied(browser) == (None, "The browser doesn't allow copying")
 
 
 @pytest.mark.parametrize("label", ["Namespace", "Module"])
-def test_groups_sum_up_what_they_hold(browser, tmp_path, label):
+def test_groups_show_sums_of_their_rows(browser, tmp_path, label):
     table = operators_of(300)
     show(browser, tmp_path, report_of(table))
     press(browser, "[data-do=all]")
@@ -274,7 +274,7 @@ def test_groups_sum_up_what_they_hold(browser, tmp_path, label):
     assert browser.get_log("browser") == []
 
 
-def test_groups_are_sorted_by_their_sums_and_rows_within_them(browser, tmp_path):
+def test_sorting_orders_groups_and_their_rows(browser, tmp_path):
     table = operators_of(90)
     show(browser, tmp_path, report_of(table))
     group_by(browser, "Module")
@@ -287,7 +287,7 @@ def test_groups_are_sorted_by_their_sums_and_rows_within_them(browser, tmp_path)
 
     press(browser, "thead button", 3)  # Self adds up
     assert [name for name, _, _ in groups(browser)] == sorted(modules, key=lambda one: -sum(of(one, 3)))
-    press(browser, "thead button", 2)  # Total does not: the row that stands first decides
+    press(browser, "thead button", 2)  # Total doesn't: the first row decides
     largest_first = sorted(modules, key=lambda one: -max(of(one, 2)))
     assert [name for name, _, _ in groups(browser)] == largest_first
     rows = [row for row in table.rows if key_of("Module", row) == largest_first[0]]
@@ -302,7 +302,7 @@ def test_groups_are_sorted_by_their_sums_and_rows_within_them(browser, tmp_path)
     assert names(browser) == [row[0] for row in table.rows]
 
 
-def test_groups_fold_and_are_searched(browser, tmp_path):
+def test_groups_can_be_folded_and_searched(browser, tmp_path):
     table = operators_of(90)
     show(browser, tmp_path, report_of(table))
     output = "return document.querySelector('output').value"
@@ -314,14 +314,14 @@ def test_groups_fold_and_are_searched(browser, tmp_path):
     first = key_of("Namespace", table.rows[0])
     num_first = sum(key_of("Namespace", row) == first for row in table.rows)
     assert len(names(browser)) == 4 + num_first
-    search(browser, "op_17")  # below a folded heading, whose name is not searched
+    search(browser, "op_17")  # in a folded group, whose heading isn't searched
     found = [row for row in table.rows if "op_17" in row[0]]
     assert [name for name, _, _ in groups(browser)] == [key_of("Namespace", row) for row in found]
     assert browser.execute_script(output) == f"4 groups, {len(found)} of 90 rows"
 
 
-def test_a_copy_of_groups_has_nothing_twice(browser, tmp_path):
-    """A heading stands for its rows where they are folded away, and is left out where they are seen."""
+def test_copy_of_groups_has_no_duplicates(browser, tmp_path):
+    """A folded group is copied as its heading, an open one as its rows."""
     table = operators_of(90)
     show(browser, tmp_path, report_of(table))
     browser.execute_script(TAKE)
@@ -342,7 +342,7 @@ def test_a_copy_of_groups_has_nothing_twice(browser, tmp_path):
     assert text.splitlines()[2].startswith(f"| **{name}** ({words}) | ")
 
 
-def test_five_thousand_rows_in_groups(browser, tmp_path):
+def test_five_thousand_grouped_rows_stay_usable(browser, tmp_path):
     table = operators_of(5_000)
     show(browser, tmp_path, report_of(table))
     group_by(browser, "Module")

@@ -1,4 +1,4 @@
-"""Rows put together: which, under what name, and what they sum to, against plain loops over the table."""
+"""Row groups: members, names and sums, checked by plain loops over the table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ COLUMNS = (
 
 
 def operators_of(count=300, seed=0):
-    """Operators of four namespaces in seven modules; some figures are not measured."""
+    """Operators of four namespaces in seven modules; some values are missing."""
     random.seed(seed)
 
     def maybe(value):
@@ -64,7 +64,7 @@ def operators_of(count=300, seed=0):
         (7, None),
     ],
 )
-def test_namespaces_by_hand(name, namespace):
+def test_known_names_have_expected_namespaces(name, namespace):
     assert namespace_of(name) == namespace
 
 
@@ -74,7 +74,7 @@ def key_of(label, row):
     return {"aten": "aten", "nccl": "nccl", "void": "at", "Opti": NO_NAMESPACE}[row[0][:4]]
 
 
-def test_sums_are_those_of_a_loop():
+def test_sums_match_plain_loop():
     table = operators_of()
     found = table_view(table).groupings
     assert [grouping.label for grouping in found] == ["Namespace", "Module"]
@@ -95,7 +95,7 @@ def test_sums_are_those_of_a_loop():
                 assert group.num_known[place - 1] == len(known)
 
 
-def test_a_sum_is_written_as_the_column_is():
+def test_sums_use_column_format():
     rows = (("a::x", 1_500_000, "m"), ("a::y", 2_250_000, "m"), ("b::z", 4_000_000, "n"))
     columns = (COLUMNS[0], Column("ns", "Time", Unit.DURATION_NS, adds_up=True), COLUMNS[5])
     view = table_view(Table(id="t", title="T", columns=columns, rows=rows))
@@ -110,7 +110,7 @@ def test_a_sum_is_written_as_the_column_is():
     }
 
 
-def test_not_measured_is_no_zero_and_a_part_says_so():
+def test_missing_values_are_not_zero_in_sums():
     rows = (("x", 1, "m"), ("y", None, "m"), ("z", None, "n"), ("w", None, "n"))
     columns = (COLUMNS[0], COLUMNS[1], COLUMNS[5])
     (grouping,) = table_view(Table(id="t", title="T", columns=columns, rows=rows)).groupings
@@ -119,7 +119,7 @@ def test_not_measured_is_no_zero_and_a_part_says_so():
     assert unknown.sums[0] is None
 
 
-def test_odd_numbers_do_not_break_a_sum():
+def test_sums_with_nan_or_infinity_are_dashes():
     rows = (("x", float("nan"), "m"), ("y", 1.0, "m"), ("z", float("inf"), "n"), ("w", 1.0, "n"))
     columns = (COLUMNS[0], COLUMNS[3], COLUMNS[5])
     (grouping,) = table_view(Table(id="t", title="T", columns=columns, rows=rows)).groupings
@@ -127,7 +127,7 @@ def test_odd_numbers_do_not_break_a_sum():
     assert [(cell.text.strip(), cell.value) for cell in cells] == [(DASH, None), (DASH, None)]
 
 
-def test_a_group_of_columns_without_anything_has_no_sums():
+def test_empty_column_group_has_no_sums():
     columns = (COLUMNS[0], Column("gpu_ns", "Self", Unit.DURATION_NS, "GPU", adds_up=True), *COLUMNS[1:2])
     columns += (Column("gpu_ratio", "Ratio(%)", Unit.RATIO, "Other", adds_up=True),)
     rows = tuple((f"{space}::{n}", None, 1, 0.25) for n, space in enumerate("aabb"))
@@ -140,18 +140,18 @@ def test_a_group_of_columns_without_anything_has_no_sums():
 @pytest.mark.parametrize(
     "modules",
     [
-        ("a", "b", "c", "d"),  # none twice
-        ("a", "a", "a", "a"),  # one alone
-        (None, None, "a", "b"),  # not known is no name that repeats
+        ("a", "b", "c", "d"),  # no repeats
+        ("a", "a", "a", "a"),  # only one group
+        (None, None, "a", "b"),  # unknown isn't a repeated name
     ],
 )
-def test_what_puts_nothing_together_is_not_offered(modules):
+def test_useless_groupings_are_not_offered(modules):
     rows = tuple((f"row {place}", module) for place, module in enumerate(modules))
     table = Table(id="t", title="T", columns=(COLUMNS[0], COLUMNS[5]), rows=rows)
     assert table_view(table).groupings == ()
 
 
-def test_a_tree_is_not_put_together_otherwise():
+def test_trees_are_not_grouped():
     table = operators_of(20)
     tree = Table(id="t", title="T", columns=COLUMNS, rows=table.rows, depths=(0, *[1] * 19))
     assert table_view(tree).groupings == ()
@@ -161,8 +161,8 @@ def columns_of(module, name):
     return {column.key: column for column in getattr(module, name)}
 
 
-def test_what_adds_up_is_decided_column_by_column():
-    """Totals of nested operators hold each other's time; kernels and collectives do not."""
+def test_only_columns_without_overlap_add_up():
+    """Totals of nested operators include each other's time; kernels and collectives don't."""
 
     def adding(columns):
         return {key for key, column in columns.items() if column.adds_up}
@@ -176,7 +176,7 @@ def test_what_adds_up_is_decided_column_by_column():
     assert adding(columns_of(user_ranges, "_COLUMNS")) == {"calls"}
 
 
-def test_no_mean_no_extreme_and_no_rate_adds_up():
+def test_means_extremes_and_rates_do_not_add_up():
     modules = {entry.build.__module__ for entry in all_tables.TABLES}
     modules |= {entry.build.__module__ for entry in all_tables.TRACE_TABLES}
     found = 0

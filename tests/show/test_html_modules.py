@@ -1,4 +1,4 @@
-"""Parts on another page, with their modules as files from a server, as the dashboard has them."""
+"""Report parts on another page, with modules served as files, as in the dashboard."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def served(browser, tmp_path):
         server.shutdown()
 
 
-def test_everything_works_that_can_be_pressed(served):
+def test_every_control_works(served):
     group_by(served, "Namespace")
     press(served, "[data-do=close]")
     assert len(names(served)) == len(groups(served)) == 4
@@ -85,7 +85,7 @@ def test_everything_works_that_can_be_pressed(served):
     assert served.execute_script("return document.querySelector('.point').textContent") == "step 2"
 
 
-def test_rows_with_slices_lead_to_them(served):
+def test_rows_link_to_their_slices(served):
     links = served.execute_script(
         "return [...document.querySelectorAll('tbody tr')].slice(0, 3).map(row => {"
         "  row.dispatchEvent(new PointerEvent('pointerover', {bubbles: true}));"
@@ -97,7 +97,7 @@ def test_rows_with_slices_lead_to_them(served):
     assert [json.loads(one) for _, one in links[1:]] == goto
 
 
-def test_styles_come_without_the_page_of_the_report(served):
+def test_styles_work_outside_report_page(served):
     colour = "return getComputedStyle(document.documentElement).getPropertyValue('--m-forward')"
     assert served.execute_script(colour) == color_of("m-forward")
     folded = "return getComputedStyle(document.querySelector('.tools')).display"

@@ -1,4 +1,4 @@
-"""report.html on paper: what is on its first page. Needs Chromium, and pypdf to read pages."""
+"""The printed report.html and its first page. Needs Chromium, and pypdf to read pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 POINTS_PER_MM = 96 / 25.4
 WIDTH, HEIGHT = (round(mm * POINTS_PER_MM) for mm in (210 - 24, 297 - 24))
-"""Of an A4 page without its margins."""
+"""An A4 page without margins."""
 
 CHARTS = (
     ("phase_shares", "Step time by phase", "stacked"),
@@ -43,7 +43,7 @@ CHARTS = (
 
 
 def usual():
-    """A run with all that a usual one has, and three findings with a few sentences each."""
+    """A typical run, with three findings of a few sentences each."""
     phases = ("Dataloader", "Transfer", "Forward", "Backward", "Optimization", "Logging", "Other phases")
     finding = Finding(
         kind="k",
@@ -103,7 +103,7 @@ def on_paper(browser):
     browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_verdict_step_card_findings_and_charts_are_on_the_first_page(on_paper, tmp_path):
+def test_first_page_has_verdict_findings_and_charts(on_paper, tmp_path):
     show(on_paper, tmp_path, usual())
     on_paper.execute_script("dispatchEvent(new Event('beforeprint'))")
     ends = on_paper.execute_script(
@@ -123,7 +123,7 @@ def test_verdict_step_card_findings_and_charts_are_on_the_first_page(on_paper, t
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_paper_is_light_whatever_the_theme_is(on_paper, tmp_path, theme):
+def test_print_is_light_in_any_theme(on_paper, tmp_path, theme):
     show(on_paper, tmp_path, usual())
     colours = on_paper.execute_script(
         "document.documentElement.dataset.theme = arguments[0];"
@@ -146,7 +146,7 @@ def test_passed_checks_take_one_line(on_paper, tmp_path):
     assert details == 0
 
 
-def test_the_pdf_says_so(browser, tmp_path):
+def test_pdf_has_expected_first_page(browser, tmp_path):
     pypdf = pytest.importorskip("pypdf", reason="pypdf is not installed")
     show(browser, tmp_path, usual())
     printed = browser.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
@@ -163,7 +163,7 @@ def test_the_pdf_says_so(browser, tmp_path):
         assert text in first, text
 
 
-def test_without_javascript_the_head_is_there_and_a_notice(browser, tmp_path):
+def test_page_without_javascript_has_head_and_notice(browser, tmp_path):
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
         show(browser, tmp_path, usual())
@@ -194,14 +194,14 @@ def notice_of(summary):
     return " ".join(page_of(replace(usual(), summary=summary)).all("noscript")[-1]["text"].split())
 
 
-def test_the_notice_of_a_trace_names_the_command():
+def test_javascript_notice_names_command_of_traces():
     assert "analyze TRACE --full" in notice_of(Summary(traces=(TraceSummary(source="a.json"),)))
     assert notice_of(Summary()).endswith("which is off or not allowed here."), (
         "a comparison has no such command"
     )
 
 
-def test_a_report_without_charts_begins_with_its_findings(on_paper, tmp_path):
+def test_report_without_charts_starts_with_findings(on_paper, tmp_path):
     show(on_paper, tmp_path, replace(usual(), charts=()))
     end = on_paper.execute_script("return document.querySelector('.finding').getBoundingClientRect().bottom")
     assert end < HEIGHT

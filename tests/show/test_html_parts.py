@@ -1,4 +1,4 @@
-"""Pieces of a report for other pages: the same as in report.html."""
+"""Report parts for other pages are the same as in report.html."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.support.sample_reports import ALL_REPORTS, benchmark_of
 
 
 def pieces(report):
-    """The head of a report and what stands in the place of the tables that it lacks."""
+    """The report's head and the text in place of absent tables."""
     return [
         html_parts.verdict_html(report),
         html_parts.findings_html(report),
@@ -54,7 +54,7 @@ def squeezed(text):
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_pieces_are_those_of_the_page(name):
+def test_parts_match_page(name):
     report = ALL_REPORTS[name]()
     data = render_html(report)
     page = squeezed(data.decode())
@@ -66,7 +66,7 @@ def test_pieces_are_those_of_the_page(name):
     assert (bool(written) or any(document.values())) == (name != "empty")
 
 
-def test_headings_have_their_definitions_as_titles():
+def test_headings_have_definitions_as_titles():
     columns = (Column("name", "Name"), Column("blocks_per_sm", "Blocks per SM", Unit.RATE), Column("x", "X"))
     phases = Table(id="phases", title="P", columns=(Column("p", "p"),), rows=(("Forward",), ("mine",)))
     steps = Series(key="s", label="S", values=(1.0,))
@@ -124,12 +124,12 @@ def test_headings_have_their_definitions_as_titles():
     assert forward
 
 
-def test_nothing_of_an_empty_report():
+def test_empty_report_has_no_parts():
     assert "".join(pieces(report_of())) == ""
     assert drawn(report_of()) == {"charts": [], "flames": [], "tables": []}
 
 
-def test_a_table_without_rows_says_why():
+def test_table_without_rows_gives_reason():
     table = Table(
         id="t", title="<T>", columns=(Column("n", "N"),), rows=(), absent_reason="no <i>", notes=("Note.",)
     )
@@ -138,7 +138,7 @@ def test_a_table_without_rows_says_why():
     assert page.all("i") == []
 
 
-def test_absent_tables_leave_out_those_with_rows():
+def test_absent_section_omits_tables_with_rows():
     table = Table(id="t", title="There", columns=(Column("n", "N", Unit.COUNT),), rows=((1,),))
     assert html_parts.absent_html([table]) == ""
     missing = replace(table, title="Missing", rows=(), absent_reason="nobody looked")
@@ -146,18 +146,18 @@ def test_absent_tables_leave_out_those_with_rows():
     assert text == "Not availableMissing: nobody looked."
 
 
-def test_the_modules_that_are_shared_exist_and_import_those_before_them():
+def test_shared_modules_import_only_earlier_ones():
     names = [name for name in SHARED_FILES if name.endswith(".js")]
     assert "document.js" in names
     for name in names:
         text = (SHARED_FOLDER / name).read_text()
         imported = re.findall(r'^import .* from "(.*)";$', text, re.MULTILINE)
-        before = names[: names.index(name)]  # one after the other they are the script of report.html
+        before = names[: names.index(name)]  # joined in order, they are the script of report.html
         assert {normpath(f"{Path(name).parent}/{one}") for one in imported} <= set(before)
         assert "innerHTML" not in text
 
 
-def test_joined_modules_have_no_lines_between_files():
+def test_joined_script_has_no_imports_or_exports():
     script = Page(render_html(report_of())).all("script")[-1]["text"]
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     assert script.count("class SortableTable") == script.count("class FlameGraph") == 1

@@ -1,4 +1,4 @@
-"""Places in code: one click copies file:line, and a call stack opens where one is known. Needs Chromium."""
+"""Places in code: a click copies file:line or opens a known call stack. Needs Chromium."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def table(*cells):
 
 
 def after(browser, selector):
-    """Its text, a moment later."""
+    """The element's text, a moment later."""
     return browser.execute_async_script(
         "const done = arguments[1];"
         "setTimeout(() => done(document.querySelector(arguments[0])?.textContent ?? null), 100)",
@@ -63,7 +63,7 @@ def stack(browser):
 
 
 @pytest.mark.parametrize("clipboard", [TAKE, REFUSE], ids=["clipboard", "selection"])
-def test_a_click_on_a_place_of_a_finding_copies_it(browser, tmp_path, clipboard):
+def test_click_copies_place_of_finding(browser, tmp_path, clipboard):
     show(browser, tmp_path, report_of(findings=(finding(SLOW_LINE),)))
     browser.execute_script(clipboard)
     browser.find_element("css selector", ".line .at").click()
@@ -74,19 +74,19 @@ def test_a_click_on_a_place_of_a_finding_copies_it(browser, tmp_path, clipboard)
     assert copied(browser) == "/home/me/my code/loss.py:7"
 
 
-def test_a_browser_that_refuses_is_not_said_to_have_copied(browser, tmp_path):
+def test_refused_copy_is_reported(browser, tmp_path):
     show(browser, tmp_path, report_of(findings=(finding(SLOW_LINE),)))
     browser.execute_script(REFUSE + "document.execCommand = () => false")
     press(browser, ".line .at")
     assert after(browser, "output.copied") == "The browser doesn't allow copying"
 
 
-def test_the_call_stack_of_a_finding(browser, tmp_path):
+def test_finding_opens_call_stack(browser, tmp_path):
     alone = replace(SLOW_LINE, inner=None, call=None)
     show(browser, tmp_path, report_of(findings=(finding(SLOW_LINE, alone),)))
     browser.execute_script(TAKE)
     buttons = browser.find_elements("css selector", ".to-stack")
-    assert len(buttons) == 1  # a line alone is no stack
+    assert len(buttons) == 1  # a single line has no stack
     buttons[0].send_keys(Keys.ENTER)
     assert stack(browser) == [
         "/home/me/my code/loss.py:7 in nll",
@@ -107,7 +107,7 @@ def test_the_call_stack_of_a_finding(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
-def test_a_click_on_a_place_in_a_table_copies_it(browser, tmp_path):
+def test_click_copies_place_in_table(browser, tmp_path):
     long = "very_long_" * 40 + "name train.py:7"
     rows = (
         ("aten::mm", "net.py:12"),
@@ -130,13 +130,13 @@ def test_a_click_on_a_place_in_a_table_copies_it(browser, tmp_path):
     assert copied(browser).splitlines()[2] == "aten::add,forward (net.py:3)"
 
 
-def test_a_search_finds_places_in_a_table(browser, tmp_path):
+def test_search_finds_places_in_table(browser, tmp_path):
     show(browser, tmp_path, report_of(table(*((f"op {row}", f"net.py:{row}") for row in range(20)))))
     search(browser, "net.py:7")
     assert names(browser) == ["op 7"]
 
 
-def test_places_of_a_flame_graph(browser, tmp_path):
+def test_flame_graph_copies_places_and_opens_stacks(browser, tmp_path):
     flame = stacks_flame()
     full = {"weighted_nll": "/home/me/train.py:12"}
     frames = tuple(replace(frame, place=full.get(frame.name, frame.place)) for frame in flame.frames)
@@ -157,7 +157,7 @@ def test_places_of_a_flame_graph(browser, tmp_path):
     browser.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert stack(browser) == []
     focused = browser.switch_to.active_element
-    assert focused.text == "weighted_nll"  # and is zoomed as it was
+    assert focused.text == "weighted_nll"  # with the same zoom
     assert about(browser) == line
     focused.send_keys("s")
     assert len(stack(browser)) == 3
@@ -171,7 +171,7 @@ def test_places_of_a_flame_graph(browser, tmp_path):
     assert browser.get_log("browser") == []
 
 
-def test_the_users_files_have_their_folders():
+def test_users_files_keep_their_folders():
     fields = {"samples": 1, "own_ns": 1, "total_ns": 1, "children": ()}
     users = CallNode(function="f", file="/home/me/train.py", line=3, is_users=True, **fields)
     library = replace(users, file="/x/site-packages/torch/nn/module.py", is_users=False)

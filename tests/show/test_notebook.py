@@ -1,4 +1,4 @@
-"""What a notebook keeps of a fit: one picture and a link, in a few kilobytes, on light and on dark pages."""
+"""A fit's output in a notebook: one picture and a link, in a few kilobytes, in light and dark themes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = "x" * 10**6
 
 @pytest.fixture
 def cell(monkeypatch):
-    """What the cell shows that runs."""
+    """Outputs of the running cell."""
     shown = []
     shell = SimpleNamespace(kernel=object(), execution_count=1)
     ipython = SimpleNamespace(get_ipython=lambda: shell)
@@ -40,7 +40,7 @@ def shown_by(report, cell, **arguments):
 
 
 def endless(report):
-    """The same with a million characters in each text."""
+    """The same report with a million characters in each text."""
     findings = tuple(
         replace(
             one,
@@ -59,7 +59,7 @@ def endless(report):
 
 
 @pytest.mark.parametrize("make", [found, busy, two_ranks])
-def test_a_fit_adds_one_picture_and_little_more(make, cell):
+def test_fit_adds_one_small_picture(make, cell):
     html = shown_by(make(None), cell, page="modelprof/report.html")
     assert html.count("<svg") == 1
     assert "<iframe" not in html
@@ -67,14 +67,14 @@ def test_a_fit_adds_one_picture_and_little_more(make, cell):
     assert len(shown_by(endless(make(None)), cell, page="x" * 4_096).encode()) < 30_000
 
 
-def test_the_page_is_the_value_of_a_cell():
+def test_cell_value_is_whole_page():
     html = report_card(found(None))
     assert found(None)._repr_html_() == html
     assert html.partition("<iframe")[0].count("<svg") == 1
     assert "srcdoc=" in html
 
 
-def test_the_page_is_named_and_linked(cell, tmp_path):
+def test_output_names_and_links_page(cell, tmp_path):
     html = shown_by(found(None), cell, page="my runs/modelprof/report.html")
     assert 'href="my%20runs/modelprof/report.html"' in html
     assert ">my runs/modelprof/report.html</a>" in html
@@ -86,7 +86,7 @@ def test_the_page_is_named_and_linked(cell, tmp_path):
 
 
 def test_pictures_in_one_notebook_keep_their_colours(cell):
-    """Patterns of equal names are the same, as a page has one of each name."""
+    """Patterns with equal names are equal, because a page has only one per name."""
     pages = "".join(shown_by(make(None), cell) for make in (found, busy, two_ranks))
     patterns = re.findall(r'<pattern id="([^"]+)".*?</pattern>', pages, re.DOTALL)
     texts = re.findall(r'<pattern id="[^"]+".*?</pattern>', pages, re.DOTALL)
@@ -94,7 +94,7 @@ def test_pictures_in_one_notebook_keep_their_colours(cell):
 
 
 @pytest.mark.slow
-def test_a_fit_in_a_notebook_shows_where_its_page_is(cell, tmp_path, monkeypatch):
+def test_fit_links_its_page(cell, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_fit(tmp_path, active=0, terminal=True)
     html = cell.pop()["text/html"]
@@ -104,7 +104,7 @@ def test_a_fit_in_a_notebook_shows_where_its_page_is(cell, tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-def test_a_fit_without_files_says_where_its_report_is(cell, tmp_path):
+def test_fit_without_files_names_its_report(cell, tmp_path):
     run_fit(tmp_path, active=0, terminal=True, files=False)
     html = cell.pop()["text/html"]
     assert "<a " not in html
@@ -114,7 +114,7 @@ def test_a_fit_without_files_says_where_its_report_is(cell, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("theme", PAGES)
 @pytest.mark.parametrize("width", [1000, 420])
-def test_in_a_browser(cell, tmp_path, browser, theme, width):
+def test_output_fits_width_and_theme(cell, tmp_path, browser, theme, width):
     color, background = PAGES[theme]
     html = shown_by(found(None), cell, page="modelprof/report.html")
     page = tmp_path / "cell.html"

@@ -1,4 +1,4 @@
-"""A change to paste in the terminal, the page and report.json."""
+"""Suggested code changes in the terminal, the page and report.json."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lines_of(*findings):
     return short_lines(report(*findings), None, "utf-8")
 
 
-def test_the_terminal_shows_the_first_findings_diff():
+def test_terminal_shows_diff_of_first_finding():
     shown = lines_of(replace(SLOW, change=CHANGE), replace(SLOW, change=CHANGE))
     at = next(number for number, line in enumerate(shown) if "Change in" in line)
     assert shown[at : at + 4] == [
@@ -66,7 +66,7 @@ LONG = [
 
 @pytest.mark.parametrize("line", LONG)
 @pytest.mark.parametrize("width", [50, 76])
-def test_what_is_pasted_is_the_same_statement(line, width):
+def test_wrapped_line_stays_the_same_statement(line, width):
     parts = pasteable(line, width)
     whole, pasted = (ast.dump(ast.parse(textwrap.dedent(text))) for text in (line, "\n".join(parts)))
     assert whole == pasted
@@ -74,7 +74,7 @@ def test_what_is_pasted_is_the_same_statement(line, width):
     assert line in LONG[3:] or all(len(part) <= width for part in parts)
 
 
-def test_the_terminal_shows_all_of_a_long_line():
+def test_terminal_shows_whole_long_line():
     diff = f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n-{LONG[0].replace(', num_workers=1', '')}\n+{LONG[0]}\n"
     shown = lines_of(replace(SLOW, change=replace(CHANGE, diff=diff)))
     at = next(number for number, line in enumerate(shown) if "Change in" in line)
@@ -82,18 +82,18 @@ def test_the_terminal_shows_all_of_a_long_line():
     assert ast.dump(ast.parse("\n".join(added))) == ast.dump(ast.parse(LONG[0]))
 
 
-def test_the_terminal_leaves_a_long_diff_out_before_what_to_do():
+def test_terminal_omits_long_diff_but_keeps_action():
     many = "".join(f"+    line {number}\n" for number in range(30))
     long = replace(CHANGE, diff=f"--- a/x\n+++ b/x\n@@ -1 +1,30 @@\n{many}")
     shown = lines_of(replace(SLOW, change=long))
     assert shown == lines_of(SLOW)
 
 
-def test_a_line_to_write_is_not_said_twice_in_the_terminal():
+def test_terminal_does_not_repeat_suggested_line():
     assert lines_of(replace(SLOW, change=LINE)) == lines_of(SLOW)
 
 
-def test_escapes_stay_escaped():
+def test_hostile_changes_are_escaped():
     bad = replace(
         CHANGE, file=HOSTILE, diff=f"--- a/x\n+++ b/x\n@@ -1 +1 @@\n+\x1b[31m{HOSTILE}\n", text=HOSTILE
     )
@@ -104,7 +104,7 @@ def test_escapes_stay_escaped():
     assert "\x1b" not in page
 
 
-def test_the_page_shows_changed_lines_and_copies_the_diff():
+def test_page_shows_diff_and_copy_button():
     page = findings_html(report(replace(SLOW, change=CHANGE)))
     assert '<code class="removed">- loader = DataLoader(ds)  # &lt;b&gt;</code>' in page
     assert '<code class="added">+ loader = DataLoader(ds, num_workers=2)  # &lt;b&gt;</code>' in page
@@ -113,14 +113,14 @@ def test_the_page_shows_changed_lines_and_copies_the_diff():
     assert "/home/me/train.py:3" in page
 
 
-def test_the_page_shows_a_line_to_write():
+def test_page_shows_suggested_line():
     page = findings_html(report(replace(SLOW, change=LINE)))
     assert "<code>trainer.precision: bf16-mixed</code>" in page
     assert "YAML file" in page
     assert "Copy change" not in findings_html(report(SLOW))
 
 
-def test_report_json_has_the_change():
+def test_report_json_has_change():
     document = json.loads(render_json(report(replace(SLOW, change=CHANGE), SLOW)))
     assert [one["change"] for one in document["findings"]] == [
         {
@@ -137,7 +137,7 @@ def test_report_json_has_the_change():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("clipboard", [TAKE, REFUSE], ids=["clipboard", "selection"])
-def test_the_button_copies_the_diff(browser, tmp_path, clipboard):
+def test_button_copies_diff(browser, tmp_path, clipboard):
     show(browser, tmp_path, report(replace(SLOW, change=CHANGE)))
     browser.execute_script(clipboard)
     browser.find_element("css selector", "[data-do=change]").click()

@@ -1,4 +1,4 @@
-"""The line that tells a person who waits that something is done."""
+"""The progress line of a slow report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Terminal(io.StringIO):
     ],
     ids=["slow", "fast", "quiet", "no terminal"],
 )
-def test_one_line_once_the_report_takes_a_second(tmp_path, monkeypatch, stream, is_over, terminal, lines):
-    """Of one fit, whatever is waited for."""
+def test_slow_report_prints_one_line(tmp_path, monkeypatch, stream, is_over, terminal, lines):
+    """One line per fit, whatever it waits for."""
     monkeypatch.setattr(progress, "_WAIT_S", 0 if is_over else 1_000)
     if is_over:  # before the report is ready, however busy the machine is
         monkeypatch.setattr(progress, "start_thread", lambda tell, _name: tell())

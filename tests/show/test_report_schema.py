@@ -1,4 +1,4 @@
-"""The JSON Schema that is shipped for report.json."""
+"""The shipped JSON Schema of report.json."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RUNS = ["kept_tensors", "minimal", "text"]
 
 
 def without_unknown_keys(schema):
-    """The same schema, which also refuses keys that it doesn't have."""
+    """The same schema, but rejecting unknown keys."""
     closed = json.loads(json.dumps(schema))
     for one in closed["$defs"].values():
         if one.get("type") == "object":
@@ -33,14 +33,14 @@ def problems(written):
     return [f"{one.json_path}: {one.message}"[:300] for one in VALIDATOR.iter_errors(json.loads(written))]
 
 
-def test_it_is_up_to_date():
-    """If not: ``python -m tests.support.reference``."""
+def test_schema_is_up_to_date():
+    """If this fails, run ``python -m tests.support.reference``."""
     Draft202012Validator.check_schema(report_schema())
     assert json.loads(SCHEMA.read_text(encoding="utf-8")) == report_schema()
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_any_report_is_valid(name):
+def test_sample_reports_are_valid(name):
     assert problems(render_json(ALL_REPORTS[name]())) == []
 
 
@@ -51,7 +51,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_report_of_a_run_is_valid(runs, name, capsys):
+def test_run_report_is_valid(runs, name, capsys):
     assert main(["report", runs[name], "--json", "-"]) == 0
     written = capsys.readouterr().out
     assert problems(written) == []
@@ -62,7 +62,7 @@ TWO_RANKS = ["sampled_2rank_rank0", "sampled_2rank_rank1"]
 
 
 @pytest.mark.parametrize("names", [["mi250_toy"], ["h100_item"], TWO_RANKS])
-def test_the_report_of_traces_is_valid(names, capsys):
+def test_trace_report_is_valid(names, capsys):
     files = [str(TRACES / f"{name}.pt.trace.json.gz") for name in names]
     assert main(["analyze", *files, "--json", "-"]) == 0
     written = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_the_report_of_traces_is_valid(names, capsys):
 
 
 @pytest.mark.parametrize("names", [["minimal", "text"], RUNS], ids=["two", "stages"])
-def test_the_report_of_a_comparison_is_valid(runs, names, capsys):
+def test_comparison_report_is_valid(runs, names, capsys):
     assert main(["compare", *(runs[name] for name in names), "--json", "-"]) in (0, 3, 4)
     written = capsys.readouterr().out
     assert problems(written) == []
@@ -89,7 +89,7 @@ def test_the_report_of_a_comparison_is_valid(runs, names, capsys):
         lambda report: report["summary"]["benchmark"].update(num_steps="many"),
     ],
 )
-def test_what_is_none_is_refused(change):
+def test_invalid_reports_are_rejected(change):
     report = json.loads(render_json(ALL_REPORTS["gpu"]()))
     change(report)
     assert problems(json.dumps(report)) != []

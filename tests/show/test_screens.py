@@ -1,4 +1,4 @@
-"""What a person sees when a fit ends: in terminals of several widths under each bar, and in a notebook."""
+"""The screen after a fit, in terminals of several widths under each progress bar, and in a notebook."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = 40
 
-# One process for all bars and widths: it makes its own terminal as wide as it wants it.
+# One process for all bars and widths: it sets the width of its own terminal.
 FITS = """
 import fcntl, io, json, logging, struct, sys, termios, warnings
 from pathlib import Path
@@ -99,7 +99,7 @@ BARS = ("rich", "rich-leave", "rich-tall", "tqdm", "tqdm-leave", "own", "rich-va
 
 
 def in_a_terminal(script, *arguments):
-    """What a script writes to its terminal."""
+    """Everything a script writes to its terminal."""
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, 80, 0, 0))
     unwanted = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
@@ -128,7 +128,7 @@ def in_a_terminal(script, *arguments):
 
 
 def on_screen(text, width):
-    """The lines that a person sees who scrolls through all of it."""
+    """All lines, including those scrolled off the screen."""
     screen = pyte.HistoryScreen(width, ROWS, history=10_000, ratio=1)
     pyte.Stream(screen).feed(text)
     gone_by = ["".join(line[place].data for place in range(width)) for line in screen.history.top]
@@ -137,7 +137,7 @@ def on_screen(text, width):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The folder of all fits, and what each wrote to the terminal."""
+    """The folder of all fits, and each fit's terminal output."""
     folder = tmp_path_factory.mktemp("screens")
     parts = re.split(r"<<([\w-]+)>>", in_a_terminal(FITS, str(ROWS), str(folder)))
     return folder, dict(zip(parts[1::2], parts[2::2], strict=True))
@@ -145,7 +145,7 @@ def written(tmp_path_factory):
 
 @pytest.mark.parametrize("width", [80, 120, 200])
 @pytest.mark.parametrize("bar", BARS)
-def test_every_line_of_the_report_is_on_the_screen(written, bar, width):
+def test_every_report_line_is_on_screen(written, bar, width):
     folder, texts = written
     lines = on_screen(texts[f"{bar}-{width}"], width)
     drawn = json.loads((folder / f"{bar}-{width}.json").read_text())
@@ -155,7 +155,7 @@ def test_every_line_of_the_report_is_on_the_screen(written, bar, width):
     assert lines[begin : begin + len(wanted)] == wanted
     above, below = lines[:begin], lines[begin + len(wanted) :]
     assert not any(" training steps (" in line for line in above), "it is printed once"
-    # Right below stands where the rest is: in lines as long as they are, which can be copied.
+    # Right below come the paths of the rest, in unwrapped lines that can be copied.
     words = "".join(below).replace(" ", "")
     assert words.startswith(f"page:{folder}/{bar}-{width}/modelprof/report.html")
     assert "the next line of the program" in below
@@ -190,7 +190,7 @@ fit("half", Net(lambda batch_idx: print(".", end="")), Broken(FOLDER)) is not No
 """
 
 
-def test_a_fit_in_a_notebook(tmp_path):
+def test_fit_in_notebook_shows_card_without_errors(tmp_path):
     cells = [
         f"import sys\nFOLDER = {str(tmp_path)!r}\nsys.path.insert(0, {str(ROOT)!r})",
         IN_A_NOTEBOOK,

@@ -1,4 +1,4 @@
-"""Twenty lines, a hundred columns and a card for runs of many kinds."""
+"""The short report, of 20 lines and 100 columns, and the card for many kinds of runs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def manual(tmp_path):
 
 
 def imported_trace(tmp_path):
-    """Three steps of 100 ms; a batch comes after 60, then a kernel runs for 30."""
+    """Three steps of 100 ms: a batch arrives after 60, then a kernel runs for 30."""
     events = []
     for step in range(3):
         begin = step * 100_000
@@ -142,7 +142,7 @@ def printed(report, monkeypatch, width=100, **environment):
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_twenty_lines_of_a_hundred_columns(kind, width, monkeypatch):
+def test_report_fits_in_20_lines_and_100_columns(kind, width, monkeypatch):
     name, report = kind
     lines = ESCAPES.sub("", printed(report, monkeypatch, width)).splitlines()
     assert len(lines) <= 20, name
@@ -152,14 +152,14 @@ def test_twenty_lines_of_a_hundred_columns(kind, width, monkeypatch):
     text = "\n".join(lines)
     shown = len(re.findall(r"^\d [■▲●○]", text, re.MULTILINE))
     assert shown >= min(1, len(loud)), text
-    # How many there is room for depends on their words, which a busy machine makes longer.
+    # How many fit depends on their wording, which is longer on a busy machine.
     more = re.search(r"(\d+) more findings? in the full report", text)
     assert shown + (int(more[1]) if more else 0) == len(loud), text
     assert (report.step_card is None) == ("█" not in text and "▌" not in text)
     assert lines[-2:] == ["page: out/report.html", "dashboard: tensorboard"]
 
 
-def test_a_card(kind):
+def test_card_shows_step_and_details(kind):
     name, report = kind
     html = report_card(report)
     assert report._repr_html_() == html
@@ -169,7 +169,7 @@ def test_a_card(kind):
     assert html.partition("srcdoc")[0].count("<svg") <= 1
 
 
-def test_what_a_found_run_says(monkeypatch):
+def test_input_bound_report_names_cause_and_fix(monkeypatch):
     text = ESCAPES.sub("", printed(found(None), monkeypatch))
     assert text.startswith("\nINPUT-BOUND  45% of each step is spent waiting for data.\n")
     assert "data 23" in text
@@ -178,12 +178,12 @@ def test_what_a_found_run_says(monkeypatch):
     assert "steps/s" in text
 
 
-def test_a_busy_machine_is_named_in_the_verdict(monkeypatch):
+def test_verdict_names_busy_machine(monkeypatch):
     assert "CPU contention: training spent" in printed(busy(None), monkeypatch).replace("\n", " ")
 
 
-def test_the_bar_is_to_scale(monkeypatch):
-    """A cell is the same time in each part and in both bars."""
+def test_bar_is_to_scale(monkeypatch):
+    """A cell is the same time in every part and in both bars."""
     report = found(None)
     lines = ESCAPES.sub("", printed(report, monkeypatch)).splitlines()
     bar = next(line for line in lines if "data " in line and "█" in line)
@@ -194,7 +194,7 @@ def test_the_bar_is_to_scale(monkeypatch):
         assert abs(cells[name] - ms * per_ms) <= 1.5, bar
 
 
-def test_the_findings_time_is_gone_from_its_phase():
+def test_best_case_subtracts_saving_from_its_phase():
     card = found(None).step_card
     [finding] = [one for one in found(None).findings if one.kind == "input_bound"]
     before = {part.key: part.ns for part in card.host}
@@ -206,8 +206,8 @@ def test_the_findings_time_is_gone_from_its_phase():
     assert card.wall_ns == pytest.approx(50.8 * MS)
 
 
-def test_what_is_said_twice_is_taken_from_a_phase_once():
-    """Findings that cost more together than their phase takes leave none of it, and no other phase less."""
+def test_overlapping_savings_are_subtracted_once():
+    """Savings that add up to more than their phase leave 0 of it and don't shrink other phases."""
     report = found(None)
     [finding] = [one for one in report.findings if one.kind == "input_bound"]
     from lightning_modelprof.report.step_card import step_card  # noqa: PLC0415
@@ -218,8 +218,8 @@ def test_what_is_said_twice_is_taken_from_a_phase_once():
     assert card.better_ns == pytest.approx((13 + 12 + 2.8) * MS)
 
 
-def test_the_device_s_lane_of_a_trace():
-    """30 ms of 100 are busy; the rest is idle, most of it as the batch is waited for."""
+def test_trace_has_device_lane():
+    """30 of 100 ms are busy; the rest is idle, mostly waiting for the batch."""
     card = imported_trace(None).step_card
     assert card.wall_ns == pytest.approx(100 * MS)
     lane = {part.key: part.ns / MS for part in card.device}
@@ -230,15 +230,15 @@ def test_the_device_s_lane_of_a_trace():
     assert card.better_ns < 50 * MS
 
 
-def test_the_picture_is_the_clean_step_whatever_lies_between_steps():
-    """Validations of 400 ms after 20 steps of 10 ms: they are in the finding, as a share of the loop."""
+def test_step_card_excludes_time_between_steps():
+    """400 ms of validation after 20 steps of 10 ms are only in the finding, as a share of the loop."""
     report = build_report(analysis_of(steps_of(forward=10), outside_ms={"validation": 400}))
     assert {part.key: part.ns for part in report.step_card.host} == {"forward": 10 * MS}
     finding = next(one for one in report.findings if one.kind == "validation_share")
     assert (finding.share_of, finding.share) == ("loop", pytest.approx(2 / 3))
 
 
-def test_what_was_asked_for_and_did_not_come_is_on_the_first_screen():
+def test_unmet_requests_are_on_first_screen():
     windows = (
         Window(index=0, first_step=100, last_step=110, status=WindowStatus.NOT_REACHED, note="it ended"),
     )
@@ -252,7 +252,7 @@ def test_what_was_asked_for_and_did_not_come_is_on_the_first_screen():
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp437", "cp1252", "latin-1"])
-def test_a_console_of_windows_gets_what_it_can_show(encoding, kind):
+def test_windows_console_gets_text_it_can_show(encoding, kind):
     _, report = kind
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
@@ -265,20 +265,20 @@ def test_a_console_of_windows_gets_what_it_can_show(encoding, kind):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8"])
-def test_no_line_is_wider_than_the_terminal(encoding, kind):
+def test_no_line_is_wider_than_terminal(encoding, kind):
     for width in range(40, 101):
         screen = Screen(width=width, has_styles=False, has_colours=False)
         lines = short_lines(kind[1], screen, encoding)
         assert max(map(cell_len, lines)) <= width
 
 
-def test_a_pipe_gets_no_escape_sequences(kind):
+def test_pipe_gets_no_escape_sequences(kind):
     print_report(kind[1], drawn := io.StringIO())
     assert "\x1b" not in drawn.getvalue()
     assert len(drawn.getvalue().splitlines()) <= 20
 
 
-def test_colours_and_links_only_where_they_are_known(monkeypatch):
+def test_colours_and_links_appear_only_if_supported(monkeypatch):
     report = found(None)
     assert "\x1b" not in printed(report, monkeypatch, TERM="dumb")
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", printed(report, monkeypatch, NO_COLOR="1"))
@@ -298,14 +298,14 @@ def test_full_prints_all_tables(monkeypatch):
 # Tables and the card from Python
 
 
-def test_a_table_by_its_id():
+def test_table_is_found_by_id():
     report = found(None)
     assert report.table("phases").id == "phases"
     with pytest.raises(KeyError, match="Did you mean 'phases'"):
         report.table("phase")
 
 
-def test_a_table_for_other_programs():
+def test_table_exports_to_dataframe_csv_and_markdown():
     pandas = pytest.importorskip("pandas")
     table = found(None).table("phases")
     frame = table.to_dataframe()
@@ -320,7 +320,7 @@ def test_a_table_for_other_programs():
     assert table.to_markdown().count("\n| ") >= len(table.rows)
 
 
-def test_the_step_card_as_a_file():
+def test_step_card_exports_to_svg():
     svg = found(None).step_card_svg()
     assert svg.startswith("<svg")
     assert "50.8 →" in svg
@@ -329,7 +329,7 @@ def test_the_step_card_as_a_file():
         no_steps(None).step_card_svg()
 
 
-def test_names_that_mean_harm_are_escaped_in_the_card():
+def test_card_escapes_hostile_names():
     report = found(None)
     [finding] = [one for one in report.findings if one.kind == "input_bound"]
     place = replace(finding.locations[0], function="<script>alert(1)</script>")
@@ -342,7 +342,7 @@ def test_names_that_mean_harm_are_escaped_in_the_card():
     assert "<b>&amp;" not in html
 
 
-def test_torch_prints_no_notices_of_our_windows(tmp_path):
+def test_torch_prints_no_notices_during_windows(tmp_path):
     from tests.support.fits import run_script  # noqa: PLC0415
 
     script = (

@@ -1,3 +1,5 @@
+"""Shortened names of kernels, operators and functions."""
+
 from __future__ import annotations
 
 import pytest
@@ -16,7 +18,7 @@ def test_shortened_names_keep_both_ends(text, limit):
 
 
 @given(st.text("a<>:,…( )"), st.integers(3, 40))
-def test_anything_like_a_template_fits_too(text, limit):
+def test_template_like_names_fit_limit(text, limit):
     short = shorten(text, limit)
     assert len(short) <= limit
     assert short == text or len(text) > limit
@@ -38,7 +40,7 @@ KERNEL = "at::native::elementwise<4, at::native::Add<float>, at::detail::Array<c
         (13, "elemen…ise<…>"),
     ],
 )
-def test_long_kernels_lose_first_what_says_least(limit, expected):
+def test_kernel_names_lose_least_useful_parts_first(limit, expected):
     assert shorten(KERNEL, limit) == expected
 
 
@@ -52,8 +54,8 @@ def test_long_kernels_lose_first_what_says_least(limit, expected):
         ("aten::_scaled_dot_product_flash_attention", "aten::_scale…h_attention"),
     ],
 )
-def test_names_that_are_no_templates(name, expected):
-    """The angles of operators are not brackets; one ``::`` may be the namespace of an operator."""
+def test_names_without_templates_are_shortened(name, expected):
+    """Angles in operators aren't brackets; a single ``::`` can be an operator's namespace."""
     assert shorten(name, 24) == expected
 
 
@@ -67,7 +69,7 @@ def test_names_that_are_no_templates(name, expected):
         ("ns::f()::{lambda(int)#1}::operator()(int) const", "ns::f()::{lambda(int)#1}::operator()"),
     ],
 )
-def test_a_function_is_named_without_its_arguments(name, expected):
+def test_function_name_omits_arguments(name, expected):
     assert without_signature(name) == expected
 
 
@@ -89,17 +91,17 @@ def test_a_function_is_named_without_its_arguments(name, expected):
         "",
     ],
 )
-def test_what_is_no_signature_stays(name):
+def test_names_without_signature_are_unchanged(name):
     assert without_signature(name) == name
 
 
 @given(st.text("ab:(){}<> "))
-def test_a_signature_is_only_cut_at_its_ends(name):
+def test_without_signature_cuts_only_ends(name):
     assert without_signature(name) in name
 
 
 @pytest.mark.parametrize("name", ["a::b::" + "w" * 3_000_000, "w" * 3_000_000 + "::a::b", "w" * 3_000_000])
-def test_a_name_of_millions_of_characters(name):
-    """Looking for a namespace again from each of its characters would take hours."""
+def test_name_of_millions_of_characters_is_shortened(name):
+    """Searching for a namespace from every character would take hours."""
     assert len(shorten(name, 64)) <= 64
     assert len(without_signature(f"void {name}(int)")) == len(name)

@@ -1,4 +1,4 @@
-"""The verdict and the findings in every output that writes text, also of names that mean harm."""
+"""The verdict and findings in every text output, including hostile names."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def report(*findings, ratio=0.987):
     )
 
 
-def test_the_verdict_is_the_first_line():
+def test_verdict_is_first_line():
     lines = render_text(report(SLOW, CLEAN, SILENT)).split("\n")
     assert lines[:3] == [
         "OVERHEAD-BOUND: 45% of a step is overhead.",
@@ -71,7 +71,7 @@ def test_the_verdict_is_the_first_line():
     ]
 
 
-def test_findings_in_text():
+def test_text_shows_findings():
     text = render_text(report(SLOW, CLEAN, SILENT))
     assert (
         "Findings:\n"
@@ -105,17 +105,17 @@ STEP = Place(file="train.py", line=40, function="Net.training_step", is_exact=Tr
         (replace(LOSS, module="net.loss"), "losses.py:5 in weighted_nll, module net.loss"),
         (replace(LOSS, function=None), "losses.py:5"),
         (replace(LOSS, line=None, is_exact=False), "losses.py in weighted_nll"),
-        (replace(LOSS, file=None), "in weighted_nll"),  # a line of no file says nothing
+        (replace(LOSS, file=None), "in weighted_nll"),  # a line without a file means nothing
         (Place(module="net.loss"), "module net.loss"),
         (replace(STEP, inner=Place()), "train.py:40 in Net.training_step"),
     ],
 )
-def test_places_in_words(location, words):
+def test_places_are_written_in_words(location, words):
     (text,) = found_texts((replace(SLOW, locations=(location,)),))
     assert text.lines[-1] == f"Where: {words}"
 
 
-def test_a_place_that_is_not_known_is_not_there():
+def test_unknown_place_is_omitted():
     (text,) = found_texts((replace(SLOW, locations=(Place(),)),))
     assert text.lines == (
         "Slow takes 10 ms per step.",
@@ -124,20 +124,20 @@ def test_a_place_that_is_not_known_is_not_there():
     )
 
 
-def test_json_has_the_inner_line():
+def test_json_has_inner_line():
     document = json.loads(render_json(report(replace(SLOW, locations=(STEP,)))))
     (place,) = document["findings"][0]["locations"]
     assert (place["is_exact"], place["inner"]["file"], place["inner"]["line"]) == (True, "losses.py", 5)
     assert place["inner"]["inner"] is None
 
 
-def test_without_a_ratio_nothing_is_said_of_it():
+def test_only_low_accounted_ratio_is_noted():
     assert "named phases" not in render_text(report(SLOW, ratio=None))
     assert "Only 50% of the wall time is in named phases." in render_text(report(SLOW, ratio=0.5))
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_terminal(monkeypatch, width):
+def test_terminal_shows_findings_within_width(monkeypatch, width):
     for name, value in (("COLUMNS", str(width)), ("FORCE_COLOR", "1"), ("TERM", "dumb")):
         monkeypatch.setenv(name, value)
     print_report(report(SLOW, HINT), drawn := io.StringIO(), full=True)
@@ -149,7 +149,7 @@ def test_terminal(monkeypatch, width):
     assert max(map(len, text.split("\n"))) <= width
 
 
-def test_json_has_all_of_them():
+def test_json_has_all_findings():
     document = json.loads(render_json(report(SLOW, HINT, CLEAN, SILENT)))
     assert [one["status"] for one in document["findings"]] == ["found", "found", "clean", "not_evaluated"]
     first = document["findings"][0]
@@ -173,13 +173,13 @@ def test_json_has_all_of_them():
     assert (first["severity"], document["findings"][1]["severity"]) == ("critical", None)
 
 
-def test_where_a_library_is_installed_is_left_out():
+def test_library_place_omits_install_folder():
     place = Place(file="/usr/lib/python3/site-packages/torch/utils/data/dataset.py", line=206)
     assert str(place) == "torch/utils/data/dataset.py:206"
 
 
-def test_a_cell_of_a_notebook_is_called_by_its_number(monkeypatch):
-    """As its traceback calls it; where the notebook is over, its number is not known any more."""
+def test_notebook_cell_is_named_by_number(monkeypatch):
+    """As in its traceback; once the notebook has closed, the number is unknown."""
     place = Place(file="/tmp/ipykernel_12/3456.py", line=7, function="noise", is_exact=True)
     assert str(place) == "a notebook cell:7 in noise"
     shell = SimpleNamespace(compile=SimpleNamespace(format_code_name={place.file: ("Cell", "In[3]")}.get))

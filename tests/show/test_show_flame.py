@@ -1,4 +1,4 @@
-"""Flame graphs as the page writes them: widths and texts by hand, and what is left out."""
+"""Flame graphs on the page: widths and texts by hand, and omitted boxes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.sample_flames import flame_of, stacks_flame, wide_flame
 from tests.support.sample_reports import flame_report
 
 
-def test_boxes_by_hand():
+def test_boxes_match_hand_calculation():
     view = flame_view(stacks_flame())
     assert (view.total, view.rows) == ("100 ms", 4)
     assert [(b.text, float(b.left), float(b.width), b.row, b.kind) for b in view.boxes] == [
@@ -39,7 +39,7 @@ def test_boxes_by_hand():
     assert abouts["Net.training_step"].endswith("\n49.0 ms, 49%; self 0 ns")
 
 
-def test_kinds_are_told_by_words_where_there_are_several():
+def test_legend_names_kinds_if_several():
     assert flame_view(stacks_flame()).kinds == (
         ("users", "your code"),
         ("installed", "library"),
@@ -50,14 +50,14 @@ def test_kinds_are_told_by_words_where_there_are_several():
     assert {box.kind for box in modules.boxes} == {"phase"}
 
 
-def test_what_joins_narrow_boxes_is_no_phase():
+def test_merged_box_is_not_a_phase():
     view = flame_view(flame_of((("Forward", 0.0, None, (("f", 9.0, True, ()), ("other", 1.0, None, ()))),)))
     assert [box.kind for box in view.boxes] == ["phase", "users", "joined"]
     assert [kind for kind, _ in view.kinds] == ["users", "phase", "joined"]
 
 
 @pytest.mark.parametrize("own", [0.0, float("nan"), float("inf"), -1.0])
-def test_without_a_width_there_is_no_graph(own):
+def test_flame_without_width_has_no_graph(own):
     assert flame_view(flame_of((("a", own, None, ()),))) is None
     assert flame_view(flame_of(())) is None
     report = report_of(flames=(flame_of((("a", own, None, ()),)),))
@@ -65,7 +65,7 @@ def test_without_a_width_there_is_no_graph(own):
     assert page_of(report).all("section") == []
 
 
-def test_of_too_many_boxes_the_widest_stay_with_all_around_them():
+def test_widest_boxes_and_their_parents_stay():
     flame = wide_flame(MAX_BOXES + 500)
     view = flame_view(flame)
     ranked = sorted((frame.total for frame in flame.frames), reverse=True)
@@ -82,7 +82,7 @@ def test_of_too_many_boxes_the_widest_stay_with_all_around_them():
         assert row == 0 or any(a <= left and right <= b for a, b in rows[row - 1])
 
 
-def test_a_chain_of_equal_widths_is_cut_from_its_inner_end():
+def test_deep_chain_of_equal_widths_is_kept():
     node = ("last", 1.0, None, ())
     for place in range(600):
         node = (f"f{place}", 0.0, None, (node,))
@@ -93,7 +93,7 @@ def test_a_chain_of_equal_widths_is_cut_from_its_inner_end():
     assert {box.width for box in view.boxes} == {1.0}
 
 
-def test_the_page_holds_every_box():
+def test_page_holds_every_box():
     flames = drawn_of(flame_report())["flames"]
     texts = [box[4] for box in flames[0]["boxes"]]
     assert texts[:11] == [box.text for box in flame_view(stacks_flame()).boxes]
@@ -102,12 +102,12 @@ def test_the_page_holds_every_box():
     assert [one["text"] for one in page.within(page.one("nav"), "a")] == ["Flame graphs"]
 
 
-def test_other_units():
+def test_box_texts_use_flame_unit():
     flame = replace(flame_of((("Net", 2.0**30, None, ()),)), unit=Unit.BYTES)
     assert flame_view(flame).boxes[0].about == "Net\n1.00 GiB, 100%; all self time"
 
 
-def test_outputs_that_cannot_draw_leave_it_out():
+def test_text_outputs_omit_flame_graphs():
     report = flame_report()
     assert "weighted_nll" not in render_text(report)
     assert "weighted_nll" not in markdown_summary(report)

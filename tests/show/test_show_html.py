@@ -1,4 +1,4 @@
-"""The page as a parser sees it: what it draws, every name as text, and nothing that leads out of the file."""
+"""The page as a parser sees it: its contents, names as text and no external links."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ VOID = {"meta", "link", "input", "hr", "img", "br"}
 
 
 class Page(HTMLParser):
-    """A page as a list of elements, each with what it is inside of."""
+    """A page as a list of elements, each with its ancestors."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(convert_charrefs=True)
@@ -127,7 +127,7 @@ def report_of(*tables, **fields):
 
 
 def expected_rows(table, limit):
-    """The cells of the terminal: the same grid, a group without anything being one dash."""
+    """The terminal's cells: the same grid, with one dash for an empty group."""
     shown = build_layout(table, max_rows=limit)
     grid = build_layout(replace(table, row_limit=None, time_unit=shown.time_unit), max_rows=MAX_ROWS)
     columns = [grid.names.cells]
@@ -137,7 +137,7 @@ def expected_rows(table, limit):
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_every_cell_is_the_terminals(name):
+def test_cells_match_terminal(name):
     report = ALL_REPORTS[name]()
     drawn = tables_in(report)
     assert set(drawn) == {table.id for table in report.tables if table.rows}
@@ -146,7 +146,7 @@ def test_every_cell_is_the_terminals(name):
             assert texts(drawn[table.id]) == expected_rows(table, 100)
 
 
-def test_known_cells_of_the_article():
+def test_model_summary_has_known_cells():
     rows = texts(tables_in(gpu_report())["model_summary"])
     assert rows[0] == [
         "ProfileStep",
@@ -156,8 +156,8 @@ def test_known_cells_of_the_article():
     assert rows[5][1:4] == [DASH, "29.55", DASH]
 
 
-def test_rows_beyond_the_limit_wait_in_the_page_in_the_same_unit():
-    """The first two rows take microseconds, so the third does too, as it would in the terminal."""
+def test_rows_beyond_limit_keep_time_unit():
+    """The first two rows are in microseconds, so the third is too, as in the terminal."""
     rows = (("a", 3_000), ("b", 2_000), ("c", 9_000_000))
     columns = (Column("name", "Name"), Column("ns", "Time", Unit.DURATION_NS))
     drawn = tables_in(report_of(Table(id="t", title="T", columns=columns, rows=rows, row_limit=2)))["t"]
@@ -165,19 +165,19 @@ def test_rows_beyond_the_limit_wait_in_the_page_in_the_same_unit():
     assert drawn["limit"] == 2
 
 
-def test_raw_values_stand_beside_the_texts():
+def test_page_has_raw_values():
     table = gpu_report().tables[1]
     assert values(tables_in(report_of(table))[table.id]) == [list(row[1:]) for row in table.rows]
 
 
-def test_mixed_units_are_not_sorted():
+def test_columns_of_mixed_units_are_not_sortable():
     table = gpu_report().tables[0]
     headers = tables_in(report_of(table))[table.id]["headers"]
     assert [header["is_sortable"] for header in headers] == [True] + [False] * 6
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_nothing_leads_out_of_the_file(name):
+def test_page_has_no_external_links(name):
     page = page_of(ALL_REPORTS[name]())
     for element in page.elements:
         for key, value in element["attributes"].items():
@@ -186,7 +186,7 @@ def test_nothing_leads_out_of_the_file(name):
                 assert value.startswith("#") or value == "data:,", (element["tag"], key, value)
     styles = "".join(one["text"] for one in page.all("style"))
     assert not re.search(r"url\(|@import|https?:|//[a-z]", styles)
-    own = page.all("script")[-1]["text"].replace("http://www.w3.org/2000/svg", "")  # a name, no address
+    own = page.all("script")[-1]["text"].replace("http://www.w3.org/2000/svg", "")  # a name, not an address
     assert not re.search(r"https?:|fetch\(|XMLHttpRequest|WebSocket|import\(|eval\(", own)
     assert "innerHTML" not in own
     policies = [one for one in page.all("meta") if "http-equiv" in one["attributes"]]
@@ -247,7 +247,7 @@ def hostile_everywhere():
     )
 
 
-def test_hostile_names_are_text_wherever_they_stand():
+def test_hostile_names_are_text_everywhere():
     page = page_of(hostile_everywhere())
     known = page_of(gpu_report())
     assert not page.all("img")
@@ -275,7 +275,7 @@ _LOSS = Place(file="losses.py", line=5, function="nll")
 _STEP = Place(file="train.py", line=42, function="make", module="net.a", is_exact=True, inner=_LOSS)
 
 
-def test_a_finding_says_all_that_it_knows():
+def test_finding_shows_all_details():
     page = page_of(
         report_of(
             verdict=Verdict(kind="input_bound", summary="17.5 of 43.5 ms wait.", accounted_ratio=0.993),
@@ -307,19 +307,19 @@ def test_a_finding_says_all_that_it_knows():
     assert [one["text"] for one in page.within(article, "dd")] == ["40%", "17.5 ms", "0", DASH]
 
 
-def test_a_finding_that_nobody_judged_is_no_hint():
+def test_finding_without_severity_is_not_judged():
     page = page_of(report_of(findings=(finding(severity=None),)))
     assert page.one("span", class_="severity")["text"] == "○ Not judged"
 
 
-def test_a_finding_that_knows_little():
+def test_finding_without_details_shows_none():
     page = page_of(report_of(findings=(finding(severity=Severity.INFO, locations=(Place(module="net"),)),)))
     assert not page.all("span", class_="saving")
     assert page.all("code") == []
     assert page.all("p", class_="verdict") == []
 
 
-def test_rules_without_a_finding_are_one_line_each():
+def test_passed_and_unchecked_rules_take_one_line_each():
     findings = (
         finding(status=Status.CLEAN, title="Alpha"),
         finding(status=Status.CLEAN, title="Beta"),
@@ -334,7 +334,7 @@ def test_rules_without_a_finding_are_one_line_each():
     assert page.all("article") == []
 
 
-def test_the_figures_at_the_top_are_those_of_the_benchmark():
+def test_top_figures_match_benchmark():
     summary = Summary(
         run=RunSummary(created="", sample_unit="images"),
         benchmark=benchmark_of(
@@ -357,8 +357,8 @@ def test_the_figures_at_the_top_are_those_of_the_benchmark():
     assert page_of(report_of(summary=Summary(run=RunSummary(created="")))).all("dd") == []
 
 
-def test_no_share_of_more_than_all_is_at_the_top():
-    """742.74% of a rate that was too low once stood there."""
+def test_mfu_above_100_percent_is_hidden():
+    """A peak rate that was too low once gave 742.74%."""
     summary = Summary(flops=FlopsSummary(flops_per_s=15.6e9, mfu=7.4274))
     texts = [" ".join(one["text"].split()) for one in page_of(report_of(summary=summary)).all("dd")]
     assert texts == ["15.6 GFLOP/s"]
@@ -377,7 +377,7 @@ def chart(kind="stacked", x=(0.0, 1.0, 2.0), unit=Unit.DURATION_NS, **values):
     )
 
 
-def test_the_values_of_a_chart_are_written_by_the_report():
+def test_chart_values_are_formatted_in_python():
     view = chart_view(chart())
     assert view.hover == {
         "points": ["step 0", "step 1", "step 2"],
@@ -394,8 +394,8 @@ def heights(path):
     return [(float(low), float(high)) for low, high in re.findall(r"M\S+ (\S+?)H\S+?V(\S+?)H", path)]
 
 
-def test_layers_stand_on_each_other():
-    """The axis ends 4% above the largest total of 4 ms; what was not measured has no bar."""
+def test_layers_are_stacked():
+    """The axis ends 4% above the largest total of 4 ms; missing values have no bar."""
     top = 4.16e6
     view = chart_view(chart())
     lower, upper = (heights(layer.path) for layer in view.layers)
@@ -404,7 +404,7 @@ def test_layers_stand_on_each_other():
     assert upper[1][1] == pytest.approx(1000 * (1 - 4e6 / top), abs=0.06)
 
 
-def test_one_step_that_is_far_too_long_does_not_flatten_the_others():
+def test_one_very_long_step_does_not_flatten_chart():
     values = (*([1e6] * 99), 5e9)
     view = chart_view(chart(x=tuple(map(float, range(100))), a=values))
     assert view.notes == ("One value is above the chart: 5.00 s.",)
@@ -413,18 +413,18 @@ def test_one_step_that_is_far_too_long_does_not_flatten_the_others():
     assert view.hover["values"][0][-1] == "5000.00"
 
 
-def test_of_few_points_none_is_cut_off():
+def test_few_points_are_not_clipped():
     view = chart_view(chart(x=(0.0, 1.0), a=(1e6, 5e9)))
     assert view.notes == ()
     assert heights(view.layers[0].path)[1][1] == pytest.approx(1000 * (1 - 1 / 1.04), abs=0.06)
 
 
-def test_a_curve_is_interrupted_where_nothing_was_measured():
+def test_missing_values_interrupt_curve():
     view = chart_view(chart("line", (0.0, 1.0, 2.0, 3.0), Unit.RATE, a=(1.0, None, 2.0, 3.0)))
     assert re.findall("[ML]", view.layers[0].path) == ["M", "M", "L"]
 
 
-def test_a_lone_point_of_a_curve_is_a_stroke():
+def test_lone_point_of_curve_is_stroke():
     view = chart_view(chart("line", (7.0,), Unit.BYTES, a=(2.0**31,)))
     assert view.form == "line"
     assert re.fullmatch(r"M250\.0 (\S+)H750\.0", view.layers[0].path), "a quarter of its place on either side"
@@ -435,8 +435,8 @@ def test_a_lone_point_of_a_curve_is_a_stroke():
     assert float(high) - float(low) == pytest.approx(140), "seen where it lies on another curve"
 
 
-def test_an_axis_of_bytes_counts_in_the_unit_of_the_largest():
-    """1.5 GiB is 1536 MiB, so a tick every 0.5 GiB."""
+def test_byte_axis_uses_unit_of_largest_value():
+    """1.5 GiB is 1536 MiB, so there's a tick every 0.5 GiB."""
     view = chart_view(chart("line", (0.0, 1.0), Unit.BYTES, a=(1.5 * 2**30, 2.0**20)))
     assert view.y_label == "GiB"
     assert [tick.label for tick in view.y_ticks] == ["0", "0.5", "1.0", "1.5"]
@@ -444,7 +444,7 @@ def test_an_axis_of_bytes_counts_in_the_unit_of_the_largest():
     assert view.hover["values"] == [["1.50 GiB", "1.00 MiB"]]
 
 
-def test_curves_differ_and_none_is_pale():
+def test_curves_have_distinct_colours_and_none_is_pale():
     colours = [
         one.color for one in chart_view(chart("line", a=(1.0,) * 3, b=(2.0,) * 3, c=(3.0,) * 3)).layers
     ]
@@ -452,7 +452,7 @@ def test_curves_differ_and_none_is_pale():
     assert not {"c6", "c7"} & set(colours)
 
 
-def test_one_point_is_one_bar_with_shares():
+def test_single_point_is_a_bar_with_shares():
     view = chart_view(chart("stacked", (9.0,), Unit.FLOPS, forward=(1e9,), backward=(3e9,)))
     assert view.form == "bar"
     assert [(one.value, one.percent) for one in view.layers] == [("1.00 GFLOP", 25.0), ("3.00 GFLOP", 75.0)]
@@ -460,7 +460,7 @@ def test_one_point_is_one_bar_with_shares():
 
 @pytest.mark.parametrize("kind", ["stacked", "line", "histogram"])
 @pytest.mark.parametrize("heights_of", [(0.0, 0.0), (None, None), (float("nan"), float("inf")), (1e-9, 1e15)])
-def test_odd_values_are_drawn_or_left_out(kind, heights_of):
+def test_odd_values_are_drawn_or_omitted(kind, heights_of):
     units = (Unit.DURATION_NS, Unit.RATIO, Unit.COUNT, Unit.RATE, Unit.BYTES)
     charts = tuple(chart(kind, (0.0, 1.0), unit, a=heights_of) for unit in units)
     drawn = drawn_of(report_of(charts=charts))["charts"]
@@ -468,11 +468,11 @@ def test_odd_values_are_drawn_or_left_out(kind, heights_of):
     assert "nan" not in str([layer["path"] for one in drawn for layer in one["layers"]])
 
 
-def test_a_chart_without_points_is_left_out():
+def test_chart_without_points_is_omitted():
     assert chart_view(chart(x=(), a=())) is None
 
 
-def test_colours_mean_the_same_and_differ_within_a_chart():
+def test_colours_are_consistent_and_distinct():
     keys = ("dataloader", "forward", "backward", "optimizer", "validation", "callbacks", "logging", "rest")
     colours = [one.color for one in chart_view(chart(x=(0.0,), **dict.fromkeys(keys, (1.0,)))).layers]
     assert len(set(colours)) == len(colours)
@@ -480,8 +480,8 @@ def test_colours_mean_the_same_and_differ_within_a_chart():
     assert [one.color for one in flops.layers[:2]] == colours[1:3]
 
 
-def test_phases_keep_their_colours_from_run_to_run():
-    """Whichever of them are large enough for a layer, and in which order."""
+def test_phases_keep_colours_between_runs():
+    """Whichever phases are large enough for a layer, in any order."""
 
     def colours(*keys):
         core = ("dataloader", "forward", "backward", "optimizer")
@@ -492,19 +492,19 @@ def test_phases_keep_their_colours_from_run_to_run():
     assert {key: first[key] for key in first.keys() & second.keys()} == {
         key: second[key] for key in first.keys() & second.keys()
     }
-    both = colours("validation", "other")  # of two with the same wish one has another
+    both = colours("validation", "other")  # if two prefer the same colour, one gets another
     assert both["other"] == first["other"]
     assert both["validation"] != both["other"]
 
 
 @pytest.mark.parametrize("phase", [phase.key for phase in PHASES])
-def test_no_phase_has_the_colour_of_the_rest(phase):
+def test_no_phase_has_colour_of_rest(phase):
     keys = {"dataloader", "forward", "backward", "optimizer", phase, "rest"}
     colours = [one.color for one in chart_view(chart(x=(0.0,), **dict.fromkeys(keys, (1.0,)))).layers]
     assert len(set(colours)) == len(keys)
 
 
-def test_a_long_tree_opens_as_far_as_it_fits():
+def test_long_tree_opens_to_depth_that_fits():
     depths = (0, *(depth for _ in range(30) for depth in (1, 2, 2)))
     rows = tuple((f"m{place}", place) for place in range(len(depths)))
     columns = (Column("module", "Module"), Column("n", "N", Unit.COUNT))
@@ -513,13 +513,13 @@ def test_a_long_tree_opens_as_far_as_it_fits():
     assert drawn["depths"] == list(depths)
 
 
-def test_empty_reports_have_a_page():
+def test_empty_report_has_page():
     page = page_of(report_of())
     assert page.one("h1")["text"] == "t"
     assert page.all("section") == []
 
 
-def test_absent_tables_give_their_reason():
+def test_absent_tables_give_reason():
     page = page_of(gpu_report())
     text = next(one for one in page.all("section") if one["attributes"].get("id") == "absent")["text"]
     assert "Kernel Summary: the profiler window was never reached" in text

@@ -1,3 +1,5 @@
+"""report.json: raw values, texts and rejected contents."""
+
 from __future__ import annotations
 
 import json
@@ -42,7 +44,7 @@ def parse(data: bytes):
 
 
 @pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile"])
-def test_golden(name):
+def test_report_matches_golden_file(name):
     check_golden(f"json/{name}.json", render_json(ALL_REPORTS[name]()).decode("utf-8"))
 
 
@@ -67,7 +69,7 @@ def test_every_cell_round_trips(name):
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_texts_are_those_of_the_page_and_the_terminal(name):
+def test_texts_match_page_and_terminal(name):
     report = ALL_REPORTS[name]()
     document = parse(render_json(report))
     assert set(document["tables"]) == {table.id for table in report.tables}
@@ -76,7 +78,7 @@ def test_texts_are_those_of_the_page_and_the_terminal(name):
         shown = [[cell["text"] for cell in row["cells"].values()] for row in written["rows"]]
         for place, header in enumerate(view.headers):
             column = next((at for at, one in enumerate(written["columns"]) if one["key"] == header.key), None)
-            if column is not None:  # a group without any number is one column of the page
+            if column is not None:  # the page shows a group without numbers as one column
                 texts = [(row.name, *row.cells)[place].text.strip() for row in view.rows]
                 assert [row[column] for row in shown][: len(texts)] == texts
         layout = build_layout(table, max_rows=200)
@@ -87,7 +89,7 @@ def test_texts_are_those_of_the_page_and_the_terminal(name):
             assert [row[place] for row in shown][: len(strip.cells)] == list(strip.cells)
 
 
-def test_the_unit_that_was_asked_for_is_in_the_texts_alone():
+def test_requested_unit_changes_only_texts():
     asked, plain = (
         parse(render_json(report_of(table)))["tables"]["operator"]
         for table in (wide_report().tables[0], operators())
@@ -98,12 +100,12 @@ def test_the_unit_that_was_asked_for_is_in_the_texts_alone():
     assert (asked["time_unit"], plain["time_unit"]) == ("us", "ms")
 
 
-def test_the_summary_has_raw_numbers():
+def test_summary_has_raw_numbers():
     benchmark = parse(render_json(gpu_report()))["summary"]["benchmark"]
     assert (benchmark["num_steps"], benchmark["reader_ratio"]["avg"]) == (87, 0.3875)
 
 
-def test_what_was_not_measured_is_null():
+def test_missing_values_are_null():
     document = parse(render_json(cpu_report()))
     cells = [row["cells"]["gpu_total"] for row in document["tables"]["model_summary"]["rows"]]
     assert cells == [{"text": DASH, "value": None}] * len(cells)
@@ -116,19 +118,19 @@ def test_units_by_row_and_depths_are_kept():
     assert not any("depth" in row for row in tables["perf_summary"]["rows"])
 
 
-def test_columns_and_tables_have_their_definitions():
+def test_columns_and_tables_have_definitions():
     table = parse(render_json(gpu_report()))["tables"]["phases"]
     assert table["definition"] == definition("table", "phases")
     defined = {column["key"]: column["definition"] for column in table["columns"]}
     assert defined["ratio"] == column_definition("phases", "ratio") != ""
 
 
-def test_what_is_not_finite_is_null():
+def test_non_finite_numbers_are_null():
     document = parse(render_json(hostile_report()))
     assert document["summary"]["run"]["config"]["not_finite"] == [None, {"inf": None}]
 
 
-def test_repeated_keys_are_refused():
+def test_repeated_keys_are_rejected():
     table = Table(id="t", title="T", columns=(Column("name", "Name"),), rows=(("a",),))
     with pytest.raises(ValueError, match=r"table ids.*'t'"):
         render_json(report_of(table, table))
@@ -137,7 +139,7 @@ def test_repeated_keys_are_refused():
         render_json(report_of(twice))
 
 
-def test_what_json_cannot_say_is_refused():
+def test_values_without_json_form_are_rejected():
     with pytest.raises(TypeError):
         render_json(report_of(device=object()))
 
@@ -158,7 +160,7 @@ def without_nan(value):
 
 
 @given(plain, st.text(st.characters(codec=None)), st.integers() | st.floats() | st.none())
-def test_everything_round_trips(value, name, cell):
+def test_any_value_round_trips(value, name, cell):
     table = Table(
         id="t",
         title=name,

@@ -1,3 +1,5 @@
+"""Reports in TensorBoard: Markdown tables, text and the layout of scalars."""
+
 from __future__ import annotations
 
 import html.parser
@@ -36,7 +38,7 @@ SummaryWriter = pytest.importorskip("torch.utils.tensorboard").SummaryWriter
 
 
 class TableReader(html.parser.HTMLParser):
-    """The cells of all tables in a page, as the browser would show them."""
+    """The cells of all tables in a page, as a browser shows them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -68,14 +70,14 @@ def shown_tables(markdown: str) -> list[list[list[str]]]:
     return TableReader(markdown_to_safe_html(markdown)).tables
 
 
-def test_golden():
+def test_report_matches_golden_file():
     report = gpu_report()
     texts = [markdown_summary(report), *map(markdown_table, report.tables)]
     check_golden("tensorboard/gpu.md", "\n".join(texts))
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_tensorboard_shows_at_most_six_columns_and_every_row(name):
+def test_tables_have_at_most_six_columns_and_every_row(name):
     tables = ALL_REPORTS[name]().tables
     assert bool(tables) == (name not in ("empty", "flame"))
     for table in tables:
@@ -90,7 +92,7 @@ def test_tensorboard_shows_at_most_six_columns_and_every_row(name):
             assert len(rows) == 1 + len(shown_rows(table, table.row_limit or 100))
 
 
-def test_hostile_names_are_shown_as_they_are():
+def test_hostile_names_are_shown_literally():
     table = hostile_report().tables[0]
     [rows] = shown_tables(markdown_table(table))
     assert len(rows) == 1 + len(HOSTILE_NAMES)
@@ -101,7 +103,7 @@ def test_hostile_names_are_shown_as_they_are():
 
 @given(st.text(st.characters(codec="utf-8"), max_size=6))
 @settings(max_examples=50, deadline=None)
-def test_any_name_is_shown_as_it_is(name):
+def test_any_name_is_shown_literally(name):
     table = Table(
         id="t",
         title=name,
@@ -119,20 +121,20 @@ def test_indentation_survives():
     assert rows[1][2] == "138.99 / 12.64 / 17.91 / 10.65 / 100.00"
 
 
-def test_a_wide_table_is_continued_below():
+def test_wide_table_continues_below():
     first, second = shown_tables(markdown_table(gpu_report().tables[0]))
     assert first[0] == ["Name", "avg", "max", "min"]
     assert second[0] == ["Name", "p50", "p90", "p99"]
     assert [row[0] for row in first] == [row[0] for row in second]
 
 
-def test_a_long_table_is_cut_and_says_so():
+def test_long_table_is_cut_with_note():
     text = markdown_table(long_report().tables[0], max_rows=3)
     assert "Shows the first 3 of 1,000 rows" in text
     assert text.count("aten::operator") == 3
 
 
-def test_the_unit_and_the_number_of_rows_that_were_asked_for():
+def test_requested_unit_and_row_limit_apply():
     text = markdown_table(wide_report().tables[0])
     assert "\nTime unit: µs\n" in text
     assert "Shows 6 of 9 rows" in text
@@ -140,13 +142,13 @@ def test_the_unit_and_the_number_of_rows_that_were_asked_for():
     assert [row[0].strip("\xa0") for row in rows[1::3]] == ["aten::convolution_backward", "aten::linear"]
 
 
-def test_an_absent_table_says_why():
+def test_absent_table_gives_reason():
     text = markdown_table(gpu_report().tables[-1])
     assert "the profiler window was never reached" in text
     assert text.endswith("\n\n- A note of a table that has no rows.\n")
 
 
-def test_escaping():
+def test_escape_markdown_escapes_special_characters():
     assert escape_markdown("[a](b) *_`|<&\n x") == r"\[a\](b) \*\_\`\|&lt;&amp; x"
 
 
@@ -164,7 +166,7 @@ def read_text(events: EventAccumulator, tag: str) -> str:
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_a_real_writer_and_back(tmp_path, name):
+def test_report_round_trips_through_event_file(tmp_path, name):
     report = ALL_REPORTS[name]()
     with SummaryWriter(tmp_path) as writer:
         write_report(writer, report, 99)
@@ -176,7 +178,7 @@ def test_a_real_writer_and_back(tmp_path, name):
     assert places == sorted(places)  # the reading order
 
 
-def test_layout(tmp_path):
+def test_layout_round_trips_through_event_file(tmp_path):
     with SummaryWriter(tmp_path) as writer:
         write_layout(writer, {"Speed": ["modelprof/ips (steps/s)"]})
     events = read_back(tmp_path)
@@ -189,7 +191,7 @@ def test_layout(tmp_path):
     assert re.match(pattern, "modelprof/ips (steps/s)")
 
 
-def test_tables_absent_for_one_reason_are_lines_of_the_summary():
+def test_summary_joins_tables_absent_for_one_reason():
     def absent(name, reason):
         return Table(id=name, title=name, columns=(Column("name", "Name"),), rows=(), absent_reason=reason)
 

@@ -1,3 +1,5 @@
+"""Reports in terminals of many kinds and widths, pipes and notebooks."""
+
 from __future__ import annotations
 
 import io
@@ -55,18 +57,18 @@ def without_colour(text: str) -> str:
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile"])
-def test_golden(name, width, monkeypatch):
+def test_report_matches_golden_file(name, width, monkeypatch):
     text = without_colour(printed(ALL_REPORTS[name](), width, monkeypatch))
     check_golden(f"terminal/{name}_{width}.txt", text)
 
 
 @pytest.mark.parametrize("width", [80, 110, 160])
-def test_golden_of_a_wide_table(width, monkeypatch):
+def test_wide_table_matches_golden_file(width, monkeypatch):
     check_golden(f"terminal/wide_{width}.txt", without_colour(printed(wide_report(), width, monkeypatch)))
 
 
 @pytest.mark.parametrize("width", [80, 110, 160])
-def test_names_of_a_wide_table_can_be_read(width, monkeypatch):
+def test_names_in_wide_table_are_readable(width, monkeypatch):
     lines = without_colour(printed(wide_report(), width, monkeypatch)).split("\n")
     operators = lines[: next(index for index, line in enumerate(lines) if line.startswith("Memory"))]
     kernels = {line[4:].split("  ")[0] for line in operators if line.startswith("    vectorized")}
@@ -77,19 +79,19 @@ def test_names_of_a_wide_table_can_be_read(width, monkeypatch):
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_fits_the_terminal(name, width, monkeypatch):
+def test_report_fits_terminal(name, width, monkeypatch):
     text = printed(ALL_REPORTS[name](), width, monkeypatch)
     assert max(cell_len(line) for line in without_colour(text).split("\n")) <= width
     assert "\x1b" not in ESCAPE_SEQUENCE.sub("", text), "only colours"
 
 
-def test_an_absent_table_keeps_its_notes(monkeypatch):
+def test_absent_table_keeps_notes(monkeypatch):
     text = without_colour(printed(cpu_report(), 120, monkeypatch))
     assert "· A note of a table that has no rows." in text
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_a_sliver_of_a_terminal_does_not_raise(name, monkeypatch):
+def test_very_narrow_terminal_does_not_raise(name, monkeypatch):
     assert printed(ALL_REPORTS[name](), 10, monkeypatch)
 
 
@@ -107,7 +109,7 @@ def test_groups_stay_whole_at_80_columns(monkeypatch):
     assert lines[lines.index(gpu) + 1].split() == ["Name", "Total", "Avg", "Max", "Min", "Ratio(%)"]
 
 
-def test_a_group_that_was_not_measured_is_one_column_of_dashes(monkeypatch):
+def test_missing_group_is_one_column_of_dashes(monkeypatch):
     text = without_colour(printed(cpu_report(), 120, monkeypatch))
     [row] = [line for line in text.split("\n") if line.startswith("ProfileStep")]
     assert row.split()[-2:] == ["100.00", DASH]
@@ -119,13 +121,13 @@ def test_markup_in_names_is_printed(monkeypatch):
     assert "[bold red]not markup[/bold red] :smile: [/]" in text
 
 
-def test_a_long_table_is_cut_and_says_so(monkeypatch):
+def test_long_table_is_cut_with_note(monkeypatch):
     text = printed(long_report(), 80, monkeypatch, max_rows=3)
     assert text.count("aten::operator") == 3
     assert "Shows the first 3 of 1,000 rows" in text
 
 
-def test_the_number_of_rows_that_was_asked_for(monkeypatch):
+def test_row_limit_applies(monkeypatch):
     report = long_report()
     table = apply_options(report.tables[0], TableOptions(row_limit=5, time_unit="s"))
     text = without_colour(printed(replace(report, tables=(table,)), 100, monkeypatch))
@@ -134,27 +136,27 @@ def test_the_number_of_rows_that_was_asked_for(monkeypatch):
     assert "Raise row_limit (--row-limit) to see more" in text
 
 
-def test_colour_where_wanted(monkeypatch):
+def test_no_color_turns_colours_off(monkeypatch):
     assert re.search(r"\x1b\[[0-9;]*36", printed(gpu_report(), 80, monkeypatch)), "cyan"
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]", printed(gpu_report(), 80, monkeypatch))
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_no_terminal_gets_the_plain_text(name):
+def test_non_terminal_gets_plain_text(name):
     stream = io.StringIO()
     print_report(ALL_REPORTS[name](), stream)
     assert stream.getvalue() == render_text(ALL_REPORTS[name]())
 
 
-def test_standard_output_is_the_default(capsys):
+def test_stdout_is_default(capsys):
     print_report(gpu_report())
     assert capsys.readouterr().out == render_text(gpu_report())
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "utf-8"])
 @pytest.mark.parametrize("name", ["gpu", "hostile"])
-def test_a_stream_with_an_old_encoding_does_not_raise(name, encoding):
+def test_old_encoding_does_not_raise(name, encoding):
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding, newline="")
     print_report(ALL_REPORTS[name](), stream)
@@ -162,20 +164,20 @@ def test_a_stream_with_an_old_encoding_does_not_raise(name, encoding):
     assert b"Names" in raw.getvalue() or b"Perf Summary" in raw.getvalue()
 
 
-def test_a_dumb_terminal_gets_no_escape_sequences(monkeypatch):
+def test_dumb_terminal_gets_no_escape_sequences(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     text = printed(gpu_report(), 80, monkeypatch)
     assert "\x1b" not in text
     assert "─" in text
 
 
-def test_colour_in_a_pipe_where_it_is_asked_for(monkeypatch):
+def test_force_color_colours_pipe(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     print_report(gpu_report(), stream := io.StringIO())
     assert "\x1b[1;36m" in stream.getvalue()
 
 
-def test_a_notebook_is_no_terminal(monkeypatch):
+def test_notebook_gets_plain_text(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter does
 
     class OutStream(Terminal):
@@ -186,7 +188,7 @@ def test_a_notebook_is_no_terminal(monkeypatch):
     assert stream.getvalue() == render_text(gpu_report())
 
 
-def test_an_old_console_of_windows_gets_plain_text(monkeypatch):
+def test_old_windows_console_gets_plain_text(monkeypatch):
     for name in ("WT_SESSION", "ANSICON", "TERM_PROGRAM", "TERM"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(screen.os, "name", "nt")
@@ -196,21 +198,21 @@ def test_an_old_console_of_windows_gets_plain_text(monkeypatch):
 
 
 @given(st.text(st.sampled_from("ab 数é\u0301"), max_size=60), st.integers(2, 20))
-def test_wrapped_lines_hold_all_and_fit(text, width):
+def test_wrapped_lines_keep_text_and_fit(text, width):
     lines = wrap(text, width)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
     assert all(cell_len(line) <= width for line in lines)
     assert all(line for line in lines) or not text.strip()
 
 
-def test_nothing_of_ours_brings_rich():
-    """Lightning takes its RichProgressBar wherever rich is installed."""
+def test_rich_is_not_a_dependency():
+    """Lightning switches to RichProgressBar wherever rich is installed."""
     needs = re.findall(r'"(\w[\w-]*)', (ROOT / "pyproject.toml").read_text().split("[project.optional")[0])
     assert "tqdm" in needs
     assert "rich" not in needs
 
 
-def test_in_a_file_the_report_begins_below_the_bar(capsys):
+def test_report_in_file_starts_below_bar(capsys):
     print("Epoch 0: 100%", end="")
     print_report(cpu_report(), is_below_a_bar=True)
     assert capsys.readouterr().out == f"Epoch 0: 100%\n{render_text(cpu_report())}"

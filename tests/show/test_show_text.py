@@ -1,3 +1,5 @@
+"""Reports as plain text."""
+
 from __future__ import annotations
 
 import re
@@ -27,12 +29,12 @@ def report_of(*tables: Table) -> Report:
 
 
 @pytest.mark.parametrize("name", ["empty", "cpu", "gpu", "hostile", "wide"])
-def test_golden(name):
+def test_report_matches_golden_file(name):
     check_golden(f"text/{name}.txt", render_text(ALL_REPORTS[name]()))
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_plain_and_stable(name):
+def test_text_is_plain_and_stable(name):
     text = render_text(ALL_REPORTS[name]())
     assert text == render_text(ALL_REPORTS[name]())
     assert text.endswith("\n")
@@ -41,7 +43,7 @@ def test_plain_and_stable(name):
 
 
 def parse_ruled(text: str, title: str) -> list[list[str]]:
-    """The rows of a table between its second and third rule, cut at the columns of the rules."""
+    """Rows of a table between its second and third rule, split at the columns of the rules."""
     lines = text.split("\n")
     start = next(index for index, line in enumerate(lines) if re.fullmatch(f"-+{re.escape(title)}-+", line))
     rules = [index for index in range(start + 1, len(lines)) if re.fullmatch("-+(  -+)*", lines[index])]
@@ -67,7 +69,7 @@ def assert_is_rounded(text: str, raw: float | None) -> None:
         assert number == pytest.approx(raw, abs=rounding(text))
 
 
-def test_the_golden_model_summary_reads_back_as_the_raw_numbers():
+def test_golden_model_summary_matches_raw_numbers():
     text = (GOLDEN_DIR / "text" / "gpu.txt").read_text(encoding="utf-8")
     table = model_summary(gpu=True)
     parsed = parse_ruled(text, table.title)
@@ -81,7 +83,7 @@ def test_the_golden_model_summary_reads_back_as_the_raw_numbers():
                 assert_is_rounded(part, None if raw is None else raw * scale)
 
 
-def test_the_golden_phases_add_up_to_the_printed_step():
+def test_golden_phases_add_up_to_printed_step():
     text = (GOLDEN_DIR / "text" / "gpu.txt").read_text(encoding="utf-8")
     rows = parse_ruled(text, phases().title)
     for column in (2, 4):
@@ -92,7 +94,7 @@ def test_the_golden_phases_add_up_to_the_printed_step():
         assert sum(map(read_number, parts)) == pytest.approx(read_number(step), abs=slack)
 
 
-def test_the_golden_box_reads_back():
+def test_golden_box_has_known_cells():
     text = (GOLDEN_DIR / "text" / "gpu.txt").read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.split("\n") if line[:1] == "|"]
     assert rows[0] == ["", "avg", "max", "min", "p50", "p90", "p99"]
@@ -100,43 +102,43 @@ def test_the_golden_box_reads_back():
     assert rows[5] == ["Reader Ratio (%)", "38.75", *[DASH] * 5]
 
 
-def test_model_summary_has_paddles_heading_and_fits_in_120_columns():
+def test_model_summary_has_paddle_heading_and_fits_120_columns():
     text = render_text(report_of(model_summary(gpu=True)))
     assert "CPU Total / Avg / Max / Min / Ratio(%)" in text
     assert "\nTime unit: ms\n" in text
     assert max(map(len, text.split("\n"))) <= 120
 
 
-def test_columns_that_were_not_measured_are_dashes_and_never_zeros():
+def test_missing_columns_are_dashes():
     rows = parse_ruled(render_text(report_of(model_summary(gpu=False))), "Model Summary")
     assert len(rows) > 1
     for *_, gpu in rows:
         assert gpu.strip() == DASH
 
 
-def test_decimal_points_stand_below_each_other():
+def test_decimal_points_are_aligned():
     rows = parse_ruled(render_text(gpu_report()), "Phases of a Step")
     assert len({row[2].index(".") for row in rows}) == 1
 
 
-def test_a_long_table_is_cut_and_says_so():
+def test_long_table_is_cut_with_note():
     text = render_text(long_report(), max_rows=7)
     assert "aten::operator_6 " in text
     assert "aten::operator_7 " not in text
     assert "Shows the first 7 of 1,000 rows" in text
 
 
-def test_an_absent_table_is_one_line():
+def test_absent_table_is_one_line():
     assert "\nKernel Summary: the profiler window was never reached" in render_text(gpu_report())
 
 
-def test_an_absent_table_keeps_its_notes():
+def test_absent_table_keeps_notes():
     lines = render_text(gpu_report()).split("\n")
     at = next(index for index, line in enumerate(lines) if line.startswith("Kernel Summary: "))
     assert lines[at + 1 : at + 3] == ["Note:", "A note of a table that has no rows."]
 
 
-def test_time_unit_follows_the_durations():
+def test_time_unit_fits_durations():
     columns = (Column("name", "Name"), Column("ns", "Total", Unit.DURATION_NS))
     short, long = (Table(id="t", title="T", columns=columns, rows=(("a", ns),)) for ns in (1_500, 2 * 10**12))
     assert "Time unit: µs" in render_text(report_of(short))
@@ -144,8 +146,8 @@ def test_time_unit_follows_the_durations():
 
 
 @pytest.mark.parametrize("unit", TIME_UNITS)
-def test_the_time_unit_that_was_asked_for(unit):
-    """From 12.5 ms to 1.3 us in one table: in no unit does a number become zero."""
+def test_requested_time_unit_applies(unit):
+    """From 12.5 ms to 1.3 us in one table: no number becomes zero in any unit."""
     scale = {"s": 1e-9, "ms": 1e-6, "us": 1e-3, "ns": 1.0}[unit]
     table = apply_options(operators(), TableOptions(time_unit=unit))
     text = render_text(report_of(table))
@@ -159,7 +161,7 @@ def test_the_time_unit_that_was_asked_for(unit):
             assert read_number(part) > 0
 
 
-def test_the_number_of_rows_that_was_asked_for():
+def test_row_limit_overrides_max_rows():
     [table] = long_report().tables
     text = render_text(report_of(apply_options(table, TableOptions())), max_rows=7)
     assert "aten::operator_19 " in text
@@ -172,8 +174,8 @@ def test_the_number_of_rows_that_was_asked_for():
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4])
-def test_a_tree_is_cut_below_each_row(limit):
-    """ProfileStep alone at the top is no table: it has the first of its phases, an operator its children."""
+def test_row_limit_applies_below_each_tree_row(limit):
+    """ProfileStep alone would be no table: it keeps its first phases, and an operator its children."""
     table = apply_options(model_summary(gpu=True), TableOptions(row_limit=limit))
     names = [row[0].strip() for row in parse_ruled(render_text(report_of(table)), table.title)]
     assert names == ["ProfileStep", "Dataloader", "Forward", "Backward", "Optimization"][: 1 + limit]
@@ -189,7 +191,7 @@ def test_bandwidth_is_in_powers_of_1000():
     assert [row[2].strip() for row in rows] == ["16.50 MiB", "1.00 MiB", "512 B"]
 
 
-def test_kernels_are_named_without_what_every_kernel_has():
+def test_kernel_names_omit_common_parts():
     names = [row[0].strip() for row in parse_ruled(render_text(report_of(operators())), operators().title)]
     assert names[2::3] == [
         "vectorized_elementwise_kernel<4, CUDAFunctor_add<…>, Array<…>>",
@@ -198,14 +200,14 @@ def test_kernels_are_named_without_what_every_kernel_has():
     ]
 
 
-def test_arguments_stay_where_they_tell_functions_apart():
+def test_arguments_stay_if_they_distinguish_functions():
     names = ("void sum(int)", "void sum(float)", "void only(int)", "void sum(int)", "fn (a, b)")
     table = Table(id="t", title="T", columns=(Column("name", "Name"),), rows=tuple((name,) for name in names))
     shown = [row[0].strip() for row in parse_ruled(render_text(report_of(table)), "T")]
     assert shown == ["void sum(int)", "void sum(float)", "only", "void sum(int)", "fn (a, b)"]
 
 
-def test_a_table_of_names_only_and_groups_that_do_not_touch():
+def test_names_only_table_and_split_groups_are_printed():
     names = Table(id="names", title="Names", columns=(Column("name", "Name"),), rows=(("a",), (None,)))
     split = Table(
         id="split",
@@ -223,7 +225,7 @@ def test_a_table_of_names_only_and_groups_that_do_not_touch():
     assert [cell.strip() for cell in parse_ruled(text, "Split")[0]] == ["x", "1", "2", "3"]
 
 
-def test_long_names_are_cut_in_the_middle():
+def test_long_names_are_cut_in_middle():
     text = render_text(hostile_report())
     assert "__init__ *args **kwargs `code` ~… [link](http://example.com) {x}" in text
 
@@ -241,7 +243,7 @@ def absent(name, reason, notes=()):
     )
 
 
-def test_tables_absent_for_one_reason_share_a_line():
+def test_tables_absent_for_one_reason_share_line():
     tables = (
         absent("Kernel", "there is no device"),
         absent("Memory", "it was not recorded"),
@@ -255,7 +257,7 @@ def test_tables_absent_for_one_reason_share_a_line():
     assert text.count("there is no device") == 2
 
 
-def test_a_reason_of_whole_sentences_ends_with_one_full_stop():
+def test_reason_in_full_sentences_ends_with_one_period():
     tables = tuple(absent(title, "can't read a.json. Check the path.") for title in ("Kernel", "Idle"))
     text = render_text(Report(title="t", facts=(), tables=tables, notes=()))
     assert "- Kernel, Idle: can't read a.json. Check the path.\n" in text

@@ -1,3 +1,5 @@
+"""Numbers as text: cells, durations, amounts and axis labels."""
+
 from __future__ import annotations
 
 import json
@@ -85,14 +87,14 @@ TIME_UNITS = ("s", "ms", "us", "ns")
         (float("-inf"), Unit.DURATION_NS, DASH),
     ],
 )
-def test_cells(value, unit, expected):
+def test_cells_are_formatted(value, unit, expected):
     assert format_cell(value, unit) == expected
 
 
 @pytest.mark.parametrize(
     ("time_unit", "expected"), [("s", "0.0126"), ("ms", "12.64"), ("us", "12635.00"), ("ns", "12635000.00")]
 )
-def test_durations_are_in_the_unit_of_the_table(time_unit, expected):
+def test_durations_use_table_unit(time_unit, expected):
     assert format_cell(12_635_000, Unit.DURATION_NS, time_unit=time_unit) == expected
 
 
@@ -112,7 +114,7 @@ def test_durations_are_in_the_unit_of_the_table(time_unit, expected):
         (float("nan"), DASH),
     ],
 )
-def test_durations_in_prose(ns, expected):
+def test_prose_durations_are_formatted(ns, expected):
     assert format_duration(ns) == expected
 
 
@@ -120,7 +122,7 @@ numbers = st.one_of(st.none(), st.integers(), st.floats(), st.integers(-(10**500
 
 
 @given(value=numbers, unit=st.sampled_from(Unit), time_unit=st.sampled_from(TIME_UNITS))
-def test_every_number_has_a_text_and_only_zero_is_zero(value, unit, time_unit):
+def test_every_number_has_text_and_only_zero_is_zero(value, unit, time_unit):
     text = format_cell(value, unit, time_unit=time_unit)
     assert text
     assert text.isprintable()
@@ -131,12 +133,12 @@ def test_every_number_has_a_text_and_only_zero_is_zero(value, unit, time_unit):
 
 
 @given(st.one_of(st.none(), st.integers(), st.floats()))
-def test_every_duration_has_a_text(ns):
+def test_every_duration_has_text(ns):
     assert format_duration(ns)
 
 
 @given(st.integers(1, 10**15), st.sampled_from(TIME_UNITS))
-def test_printed_durations_are_right_within_their_last_digit(ns, time_unit):
+def test_printed_durations_are_correct_to_last_digit(ns, time_unit):
     text = format_cell(ns, Unit.DURATION_NS, time_unit=time_unit)
     raw = ns / {"s": 1e9, "ms": 1e6, "us": 1e3, "ns": 1}[time_unit]
     assert float(text) == pytest.approx(raw, abs=0.005, rel=1e-9) or float(text) == pytest.approx(
@@ -145,20 +147,20 @@ def test_printed_durations_are_right_within_their_last_digit(ns, time_unit):
 
 
 @given(st.text())
-def test_a_name_stays_on_one_line(text):
+def test_printable_text_stays_on_one_line(text):
     line = printable(text)
     assert len(line.splitlines()) <= 1
     assert line.isprintable()
     line.encode("utf-8")
 
 
-def test_escape_sequences_do_not_reach_the_terminal():
+def test_escape_sequences_do_not_reach_terminal():
     assert printable("\x1b[31mred\n") == "\\x1b[31mred\\n"
     assert printable("数据 ok") == "数据 ok"
     assert printable("no\u00a0break") == "no break"
 
 
-def test_headings_say_the_unit_once():
+def test_headings_name_unit_once():
     assert heading("Ratio", Unit.RATIO) == "Ratio (%)"
     assert heading("Ratio(%)", Unit.RATIO) == "Ratio(%)"
     assert heading("reader_cost", Unit.DURATION_NS, time_unit="ms") == "reader_cost (ms)"
@@ -177,7 +179,7 @@ def test_headings_say_the_unit_once():
         ([5, 1_000 * 10**9], "s"),
     ],
 )
-def test_the_time_unit_fits_the_largest_duration(durations, expected):
+def test_time_unit_fits_largest_duration(durations, expected):
     assert choose_time_unit(durations) == expected
 
 
@@ -192,7 +194,7 @@ def test_the_time_unit_fits_the_largest_duration(durations, expected):
         (1234, Unit.COUNT, "1,234"),
     ],
 )
-def test_amounts_bring_their_unit(value, unit, expected):
+def test_amounts_include_unit(value, unit, expected):
     assert format_amount(value, unit) == expected
 
 
@@ -208,7 +210,7 @@ def test_amounts_bring_their_unit(value, unit, expected):
         ((float("inf"), 2**20), ("MiB", 2**20)),
     ],
 )
-def test_the_byte_unit_fits_the_largest(values, expected):
+def test_byte_unit_fits_largest_value(values, expected):
     assert choose_byte_unit(values) == expected
 
 
@@ -226,7 +228,7 @@ def test_the_byte_unit_fits_the_largest(values, expected):
         (3e15, 1e15, False, "3.00 P"),
     ],
 )
-def test_labels_of_an_axis_have_the_same_decimals(value, step, is_place, expected):
+def test_axis_labels_have_same_decimals(value, step, is_place, expected):
     assert format_tick(value, step, is_place=is_place) == expected
 
 
@@ -249,14 +251,14 @@ WRITERS = {
     "digits": digits,
     "three digits": three_digits,
 }
-"""Kind → what writes it."""
+"""Kind → formatting function."""
 
 
 def vectors():
     return json.loads(VECTORS.read_text(encoding="utf-8"))
 
 
-def test_python_writes_the_vectors():
+def test_python_matches_vectors():
     asked = vectors()
     assert [{**one, "text": WRITERS[one["kind"]](one["value"])} for one in asked] == asked
     assert {one["kind"] for one in asked} == set(WRITERS)
@@ -281,7 +283,7 @@ SCALES |= {
 
 
 def read(kind, text):
-    """The number that a text says, in the raw unit."""
+    """The number that a text stands for, in the raw unit."""
     number, _, unit = text.replace("%", " %").partition(" ")
     scale = SCALES[unit] if unit else 10**6 if kind == "cell ms" else 1
     return Decimal(number.replace(",", "")) * scale
@@ -303,12 +305,12 @@ def test_larger_numbers_are_never_written_smaller(kind, numbers):
 
 @pytest.mark.parametrize("kind", SCALARS)
 @given(number=sizes)
-def test_a_text_says_its_number_within_its_digits(kind, number):
+def test_text_is_correct_to_its_digits(kind, number):
     text = SCALARS[kind](number)
     shown = read(kind, text)
     figures, _, _ = text.replace("%", " %").partition(" ")
     _, _, decimals = figures.partition("e")[0].partition(".")
-    # Half of the last digit that is shown; where zeros at the end are cut, half a percent.
+    # Half of the last shown digit, or half a percent where trailing zeros are cut.
     unit = abs(shown / Decimal(figures.replace(",", ""))) if shown else Decimal(0)
     last = unit * Decimal(10) ** -len(decimals)
     off = abs(shown - Decimal(number))
@@ -318,7 +320,7 @@ def test_a_text_says_its_number_within_its_digits(kind, number):
 
 
 @given(step=st.sampled_from([1, 2, 2.5, 5]), power=st.integers(-6, 9), place=st.integers(-20, 20))
-def test_neighbours_on_an_axis_read_differently(step, power, place):
+def test_neighbouring_axis_labels_differ(step, power, place):
     step *= 10.0**power
     one, next_one = (format_tick(number * step, step) for number in (place, place + 1))
     assert read("tick", one) < read("tick", next_one)
@@ -327,12 +329,12 @@ def test_neighbours_on_an_axis_read_differently(step, power, place):
 
 
 @pytest.mark.parametrize("kind", SCALARS)
-def test_what_is_no_number_is_a_dash(kind):
+def test_non_numbers_are_dashes(kind):
     expected = "–" if kind == "percent" else DASH
     assert {SCALARS[kind](value) for value in (None, math.nan, math.inf, -math.inf)} == {expected}
 
 
-def test_differences_have_a_sign():
+def test_differences_have_sign():
     assert [signed(percent(share)) for share in (0.021, -0.021, 0.0, -0.0)] == [
         "+2.1%",
         "-2.1%",
@@ -354,5 +356,5 @@ def test_differences_have_a_sign():
         (1.443, None, "1.44"),
     ],
 )
-def test_a_rate_has_as_many_decimals_as_its_error(rate, error, text):
+def test_rate_has_as_many_decimals_as_its_error(rate, error, text):
     assert rate_with_error(rate, error) == text

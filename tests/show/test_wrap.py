@@ -1,4 +1,4 @@
-"""Broken lines: the same as a slow search finds, and long words cost no more than many short ones."""
+"""Line wrapping matches a slow search, and long words cost no more than many short ones."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def slow_wrap(text, width):
 
 
 @given(st.text("ab 宽\u0301é", max_size=60), st.integers(0, 12))
-def test_lines_are_those_of_a_slow_search(text, width):
+def test_wrap_matches_slow_search(text, width):
     assert wrap(text, width) == slow_wrap(text, width)
 
 
-def test_a_word_of_millions_of_wide_characters():
+def test_word_of_millions_of_wide_characters_is_wrapped():
     """Measuring the rest again for each line would take hours."""
     lines = wrap("宽" * 2_000_000, 80)
     assert len(lines) == 50_000
     assert set(lines) == {"宽" * 40}
 
 
-def test_a_word_of_100_megabytes():
+def test_word_of_100_megabytes_is_wrapped():
     assert len(wrap("x" * 100_000_000, 100)) == 1_000_000
