@@ -7,7 +7,8 @@ from typing import Final
 
 from lightning_modelprof.config.options import DEFAULTS, ProfileConfig
 from lightning_modelprof.engine.loop import Loop
-from lightning_modelprof.measure.window.schedule import NEVER, Schedule, WindowAction, WindowPlan
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
+from lightning_modelprof.measure.window.window_plan import NEVER, WindowPlan
 
 DEFAULT_CUT: Final = 50
 """Steps between updates of a progress bar if nothing is logged: as often as Lightning logs by default."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from lightning_modelprof.analysis.modules.size_law import REACH, FlopsBySize, why_not_by_size
 from lightning_modelprof.measure.steps.batch_shapes import BatchShapes
-from lightning_modelprof.measure.window.schedule import NEVER
+from lightning_modelprof.measure.window.window_plan import NEVER
 from lightning_modelprof.run.batches import PhaseFlops, Shapes, SizeCount
 from lightning_modelprof.run.model_cost import FOURIER_OPERATORS, StepCount
 

@@ -20,8 +20,8 @@ from lightning_modelprof.engine.run_folder import TRACES
 from lightning_modelprof.engine.step_times import StepTimes
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.window.capture import Capture, WindowOwner
-from lightning_modelprof.measure.window.schedule import WindowPlan
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions
+from lightning_modelprof.measure.window.window_plan import WindowPlan
 from lightning_modelprof.run.loops import FIT, LoopKind
 from lightning_modelprof.run.records import MAX_WINDOWS, Window, WindowStatus
 from lightning_modelprof.run.steps import StepTag

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from lightning_modelprof.config.options import ProfileConfig
 from lightning_modelprof.engine.loop import Loop
 from lightning_modelprof.engine.plan import NUM_TIMED, InspectedSteps, Plan, choose_inspected, steps_to_skip
-from lightning_modelprof.measure.window.schedule import Schedule, WindowAction, WindowPlan
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
+from lightning_modelprof.measure.window.window_plan import WindowPlan
 
 SMALL = st.integers(0, 6)
 

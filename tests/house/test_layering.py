@@ -219,7 +219,7 @@ LIBRARIES = {
         "run.archive",
         "measure.workers",
         "trace",
-        "show.json",
+        "show.document",
         "show.html.document",
         "show.tensorboard",
     ),
@@ -410,7 +410,7 @@ LIGHT = [
     "report.build_trace",
     "report.compare.build_compare",
     "show.html.page",
-    "show.json",
+    "show.document",
     "show.terminal.terminal",
     "show.progress",
 ]

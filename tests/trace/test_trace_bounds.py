@@ -25,8 +25,9 @@ from lightning_modelprof.engine.traces import Traces
 from lightning_modelprof.engine.windows import FIRST_LISTED, NEWEST_LISTED, Windows, why_no_window
 from lightning_modelprof.measure.window import torch_profiler as trace_size
 from lightning_modelprof.measure.window.capture import Capture
-from lightning_modelprof.measure.window.schedule import NEVER, Schedule, WindowAction, WindowPlan
+from lightning_modelprof.measure.window.schedule import Schedule, WindowAction
 from lightning_modelprof.measure.window.torch_profiler import CaptureOptions, TraceSize, heap_bytes
+from lightning_modelprof.measure.window.window_plan import NEVER, WindowPlan
 from lightning_modelprof.report.options import DEFAULT_OPTIONS
 from lightning_modelprof.run.archive import load_run
 from lightning_modelprof.run.records import Window, WindowStatus

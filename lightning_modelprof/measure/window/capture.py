@@ -17,7 +17,6 @@ from typing import Any, Final, Protocol
 from lightning_modelprof.measure.clock import HostClock
 from lightning_modelprof.measure.resources.cpu import CpuReading, cpu_use_between, read_cpu
 from lightning_modelprof.measure.window.other_profilers import CLAIM, ENDING, is_profiling_anywhere, watch
-from lightning_modelprof.measure.window.schedule import WindowPlan
 from lightning_modelprof.measure.window.torch_profiler import (
     CaptureOptions,
     TraceRanges,
@@ -28,6 +27,7 @@ from lightning_modelprof.measure.window.torch_profiler import (
     prepare,
     stop,
 )
+from lightning_modelprof.measure.window.window_plan import WindowPlan
 from lightning_modelprof.run.archive import encode_record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX, TRACE_METADATA_KEY
 from lightning_modelprof.run.records import Window, WindowStatus
