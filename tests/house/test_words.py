@@ -5,7 +5,9 @@ README. To ban a phrase, add it to ``BANNED`` with a bad and a good example.
 """
 
 import ast
+import io
 import re
+import tokenize
 
 import pytest
 
@@ -24,9 +26,6 @@ ALLOWED = (
     *("(default:", ": inspect:", ": activities:", ": schedule:", "got both:", "such as:"),  # in errors
 )
 """Removed before the search."""
-
-NOT_YET: tuple[str, ...] = ()
-"""Prefixes of files whose texts still need rewriting."""
 
 BANNED = (
     # Clauses for nouns
@@ -294,16 +293,49 @@ def test_texts_have_no_banned_phrases():
     wrong = [
         f"{name_of(path)}:{line}: {phrase!r} in {text[:120]!r}"
         for path in read_files()
-        if not name_of(path).startswith(NOT_YET)
         for line, text in texts_of(path)
         for phrase in found_in(text)
     ]
     assert wrong == []
 
 
-def test_files_still_to_be_rewritten_exist():
-    names = [name_of(path) for path in read_files()]
-    assert [prefix for prefix in NOT_YET if not any(name.startswith(prefix) for name in names)] == []
+AGENTS = re.compile(
+    r"\b(nobody|somebody|anybody|whoever|anew|thereof|likewise|at a stretch|in vain)\b", re.IGNORECASE
+)
+"""Words that no docstring or comment in the package may contain."""
+
+
+def docstrings_and_comments(source):
+    """Comments and strings that stand alone, with their lines."""
+    strings = (
+        (node.lineno, node.value.value)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str)
+    )
+    comments = (
+        (token.start[0], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    )
+    return [*strings, *comments]
+
+
+def test_docstrings_and_comments_are_plain():
+    wrong = [
+        f"{name_of(path)}:{line}: {found.group()}"
+        for path in FILES.values()
+        for line, text in docstrings_and_comments(path.read_text(encoding="utf-8"))
+        if (found := AGENTS.search(text))
+    ]
+    assert wrong == []
+
+
+def test_all_docstrings_and_comments_are_read():
+    source = '"""one"""\nx = "two"  # three\n"""four"""\ndef f():\n    """Whoever."""\n'
+    found = sorted(docstrings_and_comments(source))
+    assert found == [(1, "one"), (2, "# three"), (3, "four"), (5, "Whoever.")]
+    assert AGENTS.search("Whoever.")
 
 
 def test_all_kinds_of_text_are_read():
