@@ -16,7 +16,7 @@ from lightning_modelprof.analysis.timeline.timeline import Timeline
 from lightning_modelprof.record import Record
 from lightning_modelprof.run.phases import STEP_RANGE_PREFIX
 
-NOBODY: Final = "(none)"
+NO_OWNER: Final = "(none)"
 """Stands in for the operator if neither an operator nor an annotation was open."""
 
 _EMPTY_PREFIX: Final = "aten::empty"
@@ -43,7 +43,7 @@ class MemoryFlow(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: the operator, as ``caller (aten::empty)`` if it only allocated for another one; without an
-            operator, the innermost annotation (all steps as ``ProfilerStep``), else ``NOBODY``; or the
+            operator, the innermost annotation (all steps as ``ProfilerStep``), else ``NO_OWNER``; or the
             device.
         allocated_bytes, released_bytes: sums, both positive.
     """
@@ -217,7 +217,7 @@ def _charge(timeline: Timeline) -> tuple[NDArray[np.int64], list[str]]:
 def _label(names: tuple[str, ...], payer: int, caller: int) -> str:
     """Label of a payer; ``payer`` and ``caller`` are name ids + 1, 0 for none."""
     if not payer:
-        return NOBODY
+        return NO_OWNER
     name = names[payer - 1]
     if name.startswith(STEP_RANGE_PREFIX):
         return STEP_RANGE_PREFIX.rstrip("#")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lightning_modelprof.analysis.timeline.calls import clipped_ends, innermost_at, nearest_around
 from lightning_modelprof.analysis.timeline.timeline import build_timeline
-from lightning_modelprof.analysis.trace.memory import NOBODY, summarize_memory
+from lightning_modelprof.analysis.trace.memory import NO_OWNER, summarize_memory
 from lightning_modelprof.report.model import Unit
 from lightning_modelprof.report.tables.trace.memory import MEMORY
 from tests.support.facts import table_of, why_not
@@ -72,7 +72,7 @@ def test_event_is_charged_once_to_innermost_operator():
         "aten::addmm": (1, 1, 30, 10),
         "my range": (1, 0, 1, 0),
         "ProfilerStep": (0, 1, 0, 2),
-        NOBODY: (2, 0, 1004, 0),
+        NO_OWNER: (2, 0, 1004, 0),
     }
     assert [one.increased_bytes for one in device.operators] == [1004, 107, 20, 1, -2]
 
@@ -83,7 +83,7 @@ def test_operator_owns_its_start_but_not_its_end():
     assert flows(found.devices[0]) == {
         "aten::a": (2, 0, 2, 0),
         "aten::b": (2, 0, 2, 0),  # an operator of zero length is never open
-        NOBODY: (1, 0, 1, 0),
+        NO_OWNER: (1, 0, 1, 0),
     }
 
 
@@ -268,7 +268,7 @@ def test_charges_match_oracle(events):
     ):
         row = replay(trace, track, moment, timeline.is_operator)
         row = replay(trace, track, moment, timeline.is_annotation) if row < 0 else row
-        expected[NOBODY if row < 0 else trace.name_of(row)] += size
+        expected[NO_OWNER if row < 0 else trace.name_of(row)] += size
     (device,) = summarize_memory(timeline).devices
     assert {name: flow[2] for name, flow in flows(device).items()} == expected
 
