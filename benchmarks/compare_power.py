@@ -49,7 +49,7 @@ WIDTH, DEPTH, BATCH = 256, 4, 128
 SKIP_FIRST = 10
 SLOWDOWN = 0.05
 SECONDS = {"compute": 0.0, "reading": 0.004, "waiting": 0.030}
-"""That a batch takes to come."""
+"""Time until a batch arrives, by kind of work."""
 
 
 class Model(LightningModule):

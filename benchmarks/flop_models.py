@@ -226,4 +226,4 @@ MODELS = {
     "lightning step": lightning_step,
     "autograd function": own_function,
 }
-"""By name, in the order of the table."""
+"""In the order of the table."""

@@ -61,7 +61,7 @@ from kineto_json import (
 )
 
 FIRST_STEP = 10
-"""Number of the first step in the file."""
+"""Number of the file's first step."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from kineto_json import COMMUNICATION_STREAM, COMPUTE_STREAM
 BATCH, LENGTH, WIDTH, HEADS = 8, 512, 1024, 16
 BLOCKS = 12
 BUCKET_BLOCKS = 3
-"""An all-reduce follows the gradients of so many blocks."""
+"""Number of blocks whose gradients one all-reduce covers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ ACTIONS: Final = {
     "zoom": (".box", "document.querySelectorAll('.box')[1].click();"),
     "find": (".flame input", f"const box = document.querySelector('.flame input'); {TYPE}"),
 }
-"""Name → what the page must have for it, and what is done: with the first table and with the flame graph."""
+"""Element that an action needs, and its script, for the first table and for the flame graph."""
 
 
 def report_of(title: str, **fields: Any) -> Report:

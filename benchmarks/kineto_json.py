@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 BASE_NS = 1790857026000000000
-"""What Kineto subtracts from all time stamps; it changes every three months, so stamps are about 10^12 us."""
+"""Kineto subtracts this from all timestamps. It changes every three months, so they are about 10^12 us."""
 
 BEGIN_NS = 4318281830690189
 MAIN_THREAD, BACKWARD_THREAD, PID = 10050, 10121, 10050
