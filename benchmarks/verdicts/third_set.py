@@ -513,7 +513,7 @@ for r in range(3):
     put(f"c12/rank{r}.json", J(s.doc()))
 
 
-# c13: tar.gz of iteration_100 (INPUT, 45 %), iteration_200 (item, SYNC 40 %), iteration_1000 (DEVICE 94 %).
+# c13: tar.gz of iteration_100 (INPUT, 45%), iteration_200 (item, SYNC 40%), iteration_1000 (DEVICE 94%).
 def it(kind, first, base):
     s = T(pid=4, rank=0, world=1, base=base, name="NVIDIA L40S", maj=8, sms=142, tid=4)
     for i in range(5):
