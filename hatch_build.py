@@ -1,6 +1,6 @@
-"""Puts one script into the wheel that is all of the page's modules, made by esbuild.
+"""Bundles the page's modules into one script for the wheel, with esbuild.
 
-Without npm or its registry there is none, which is said, and the page loads its modules one by one.
+Without npm or its registry, the build warns and has no bundle, and the page loads its modules one by one.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ PATIENCE_S = 180
 
 
 class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Makes the bundle for wheels and source distributions, and nothing in an editable install."""
+    """Creates the bundle for wheels and source distributions, but not for editable installs."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Called by hatchling before it builds."""
+        """Create the bundle; hatchling calls this before a build."""
         if version == "editable":
             return
         package = Path(self.root) / "lightning_modelprof" / "tensorboard_plugin"
@@ -31,7 +31,7 @@ class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
         scripts = {name: path.read_bytes() for name, path in bundle.script_files().items()}
         brought = package / "static" / bundle.BUNDLE
         if brought.is_file() and bundle.chosen_bundle(brought.read_bytes(), scripts):
-            return  # a source distribution brings it
+            return  # included in the source distribution
         self.folder = tempfile.mkdtemp()
         try:
             content = bundle.marked(make_bundle(scripts, bundle.ENTRY, Path(self.folder)), scripts)
@@ -43,12 +43,12 @@ class BundleHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["force_include"][str(file)] = brought.relative_to(self.root).as_posix()
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
-        """Called by hatchling after it has built."""
+        """Clean up; hatchling calls this after a build."""
         shutil.rmtree(getattr(self, "folder", ""), ignore_errors=True)
 
 
 def load(file: Path) -> ModuleType:
-    """A module of the package, without the package and what it needs."""
+    """Load a module of the package without importing the package and its dependencies."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
@@ -58,7 +58,7 @@ def load(file: Path) -> ModuleType:
 
 
 def make_bundle(scripts: dict[str, bytes], entry: str, folder: Path) -> bytes:
-    """All modules as one script."""
+    """Bundle all modules into one script."""
     npm = shutil.which("npm")
     if npm is None:
         raise OSError("there is no npm")
@@ -87,10 +87,10 @@ def make_bundle(scripts: dict[str, bytes], entry: str, folder: Path) -> bytes:
 
 
 def run(*command: str) -> None:
-    """A command that says nothing, unless it fails."""
+    """Run a command without output; raises an error if it fails."""
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def told(error: Exception) -> str:
-    """What went wrong, with what the command said."""
+    """Describe an error, including the command's stderr."""
     return " ".join(f"{error} {getattr(error, 'stderr', '') or ''}".split())[:400]

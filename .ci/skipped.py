@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Prints what CI skipped, by reason: ``skipped.py LOG [CHECK ...]``.
+"""Prints CI's skipped tests and checks, by reason: ``skipped.py LOG [CHECK ...]``.
 
-LOG is the output of pytest with ``-rs``; each CHECK names another check that was skipped, with its reason.
+LOG is the output of pytest with ``-rs``. Each CHECK is another skipped check, with its reason.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SKIPPED = re.compile(r"^SKIPPED \[(\d+)\] \S+?:(?:\d+:)? (.+)$", re.MULTILINE)
 
 
 def summary(log: str, checks: list[str]) -> str:
-    """The block for the end of CI's output."""
+    """Return the summary for the end of CI's output."""
     tests: Counter[str] = Counter()
     for count, reason in _SKIPPED.findall(log):
         tests[reason] += int(count)

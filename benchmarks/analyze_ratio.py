@@ -1,10 +1,10 @@
-"""CPU time of ``lightning-modelprof analyze`` over that of a process that only loads the JSON.
+"""CPU time of ``lightning-modelprof analyze`` relative to a process that only loads the JSON.
 
     python benchmarks/analyze_ratio.py TRACE [--times 2] [--pairs 10]
 
-Whole processes, user and system time by the operating system, bytecode cached. Each pair is one process of
-each kind, in turns which is first. With ``--times`` the trace is repeated, one behind the other, with
-steps, ids and times that go on.
+Measures whole processes: user and system time as the operating system reports it, with cached bytecode. Each
+pair runs one process of each kind, in alternating order. ``--times`` repeats the trace back to back and
+continues its steps, ids and times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
 def repeated(document: dict[str, Any], times: int) -> dict[str, Any]:
-    """A trace as if what it shows had happened so many times."""
+    """Repeat a trace's events, one copy after the other."""
     events = document["traceEvents"]
     timed = [event for event in events if event.get("ph") == "X" and event.get("cat") != "Trace"]
     first_us = min(event["ts"] for event in timed)
@@ -59,14 +59,14 @@ def _is_memory(event: dict[str, Any]) -> bool:
 
 
 def _ids(event: dict[str, Any]) -> dict[str, int]:
-    """Its ids that are not nothing."""
+    """Return an event's positive ids."""
     args = {key: value for key, value in event.get("args", {}).items() if key in IDS}
     every = {**args, "id": event.get("id")}
     return {key: value for key, value in every.items() if isinstance(value, int) and value > 0}
 
 
 def cpu_s(*arguments: str) -> float:
-    """CPU seconds of one Python process."""
+    """Return the CPU seconds of one Python process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True, env=ENVIRONMENT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -74,7 +74,6 @@ def cpu_s(*arguments: str) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("trace", type=Path)
     parser.add_argument("--times", type=int, default=1, help="copies of the trace (default: %(default)s)")
@@ -89,7 +88,7 @@ def main() -> None:
         for tables in ("--brief", "--full"):
             ours = ("-m", "lightning_modelprof", "analyze", file, tables)
             theirs = ("-c", LOAD, file)
-            cpu_s(*ours)  # compiles
+            cpu_s(*ours)  # compiles the bytecode
             pairs = []
             for turn in range(options.pairs):
                 times = [cpu_s(*one) for one in ((ours, theirs) if turn % 2 else (theirs, ours))]

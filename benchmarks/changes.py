@@ -1,18 +1,18 @@
-"""How many training scripts of other people get a diff, and whether each one applies and parses.
+"""How many third-party training scripts get a diff, and whether each diff applies and parses.
 
     python benchmarks/changes.py FOLDER [FOLDER ...] [--scripts 40] [--show]
 
 Each folder is an unpacked package or a clone. Its training scripts are the files that call ``fit`` on a
-Trainer, define a LightningModule with ``configure_optimizers``, or a ``train_dataloader``. Scripts are taken
-from all folders in turn. For each the script asks for three changes, as findings would:
+Trainer, or define a ``train_dataloader`` or a LightningModule with ``configure_optimizers``. The benchmark
+takes scripts from all folders in turn. For each, it requests three changes, as findings would:
 
-- the DataLoader of the training: ``num_workers=3, persistent_workers=True``
+- the training DataLoader: ``num_workers=3, persistent_workers=True``
 - the Trainer: ``log_every_n_steps=500``
 - the optimizer: ``fused=True``
 
-The scripts aren't run, so the statement is the one that the source itself says: what ``train_dataloader``
-returns or ``fit`` is given, else the only call in the file. Each diff is applied by ``git apply`` to a copy
-in a new repository; then the file has to parse, and to be the old one but for the arguments asked for.
+The scripts don't run, so the source alone identifies the statement: what ``train_dataloader`` returns, the
+argument of ``fit``, or the only such call in the file. ``git apply`` applies each diff to a copy in a new
+repository. Then the file must parse and must equal the old one except for the requested arguments.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WANTED: dict[str, dict[str, Any]] = {
 
 
 def scripts_in(folder: Path) -> Iterator[Path]:
-    """The training scripts of a package, by their syntax trees."""
+    """Yield a package's training scripts, found by their syntax trees."""
     for file in sorted(folder.rglob("*.py")):
         if "fabric" in file.parts or any("test" in part for part in file.relative_to(folder).parts):
             continue
@@ -60,17 +60,16 @@ def scripts_in(folder: Path) -> Iterator[Path]:
 
 
 def name_of(call: ast.Call) -> str:
-    """The last part of what is called."""
+    """Return the last part of the called name."""
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def functions(source: SourceFile, name: str) -> list[ast.FunctionDef]:
-    """All functions of a name."""
     return [one for one in ast.walk(source.tree) if isinstance(one, ast.FunctionDef) and one.name == name]
 
 
 def calls_for(source: SourceFile, what: str) -> list[ast.Call]:
-    """The calls that may be meant."""
+    """Return the calls that a change may apply to."""
     if what == "optimizer":
         return [
             call
@@ -99,7 +98,7 @@ def calls_for(source: SourceFile, what: str) -> list[ast.Call]:
 
 
 def changed(source: SourceFile, what: str) -> tuple[str, str]:
-    """The diff of one change, and why there is none."""
+    """Return the diff of one change, or why there is none."""
     calls = calls_for(source, what)
     if not calls:
         return "", "no such statement"
@@ -114,7 +113,7 @@ def changed(source: SourceFile, what: str) -> tuple[str, str]:
 
 
 def fault_of(file: Path, diff: str, wanted: dict[str, Any]) -> str:
-    """What is wrong with a diff that is applied to a file; ``""`` if nothing is. The file stays as it was."""
+    """Apply a diff, return its fault or ``""``, and restore the file."""
     old = file.read_bytes()
     applied = subprocess.run(
         ["git", "apply"], input=diff.encode(), cwd=file.parent, capture_output=True, check=False
@@ -136,7 +135,7 @@ def fault_of(file: Path, diff: str, wanted: dict[str, Any]) -> str:
 
 
 def taken_out(tree: ast.AST, wanted: dict[str, Any]) -> Iterator[str]:
-    """The keyword arguments that a change is about, which are taken out of the tree."""
+    """Remove the keyword arguments that a change sets from the tree, and yield them."""
     for one in ast.walk(tree):
         if isinstance(one, ast.Call):
             yield from (f"{key.arg}={ast.unparse(key.value)}" for key in one.keywords if key.arg in wanted)

@@ -1,25 +1,24 @@
-"""How often `compare` is right on real fits: two fits of the same thing, and a fit that is 5 % slower.
+"""How often `compare` is right on real fits: two identical fits, and a fit that is 5% slower.
 
     python benchmarks/compare_power.py
     python benchmarks/compare_power.py --pairs 20 --steps 200 --repeats 1 --json compare_power.json
 
-How it is measured, and why so:
+Method:
 
-* `--work compute` (the default): a few linear layers on data in memory, a step of some milliseconds on one
-  thread. It is as noisy as the machine: processors change their speed, and neighbours take the caches.
-* `--work reading`: one small layer, and batches that take 4 ms to come, as from a disk. Waiting does not
-  depend on the speed of the processor, so this is less noisy as long as a core is free.
-* `--work waiting`: the same with batches that take 30 ms to come, so that nearly all of a step is of a known
-  length whatever the machine does: what the comparison can do, not what the machine can.
-* *A/A*: two fits of the same thing. Right are "same" and "cannot tell".
-* *A/B*: the second fit waits busily in `training_step`, for 5 % of the mean step of the last fits without.
-  The slowdown is caught when the comparison says "slower" (exit status 3) with the given tolerance. What the
-  sides wait is not exact: in `waiting` they sleep, and a sleep lasts a little longer than asked for.
-* The order of the two fits of a pair changes from pair to pair, so that a machine that gets slower or faster
-  favours nobody. With `--repeats` the fits of the two sides take turns, and the steps are divided among them.
+* `--work compute` (the default) trains a few linear layers on data in memory. A step takes some milliseconds
+  on one thread. It's as noisy as the machine: clock rates change, and other programs use the caches.
+* `--work reading` trains one small layer on batches that take 4 ms to arrive, as from a disk. Waiting doesn't
+  depend on CPU speed, so this is less noisy as long as a core is free.
+* `--work waiting` is the same with batches that take 30 ms to arrive, so nearly all of a step has a known
+  length on any machine. It shows the limits of the comparison, not of the machine.
+* *A/A* compares two identical fits. "same" and "cannot tell" are right.
+* *A/B* adds a busy wait to `training_step` of the second fit, for 5% of the mean step time of the last fits
+  without it. The slowdown is caught if the comparison says "slower" (exit status 3) at the given tolerance.
+  Waits aren't exact: `waiting` sleeps, and a sleep lasts a little longer than requested.
+* The order of the two fits alternates from pair to pair, so a machine that gets slower or faster favors
+  neither side. With `--repeats`, fits of the two sides alternate and share the steps.
 * Each fit is saved and read back, as the command does it.
-* What other programs on the machine do is in the figures: "machine" tells how far the fits of the same thing
-  lie apart.
+* Figures include the effect of other programs on the machine. "machine" shows how far identical fits differ.
 """
 
 from __future__ import annotations
@@ -50,11 +49,11 @@ WIDTH, DEPTH, BATCH = 256, 4, 128
 SKIP_FIRST = 10
 SLOWDOWN = 0.05
 SECONDS = {"compute": 0.0, "reading": 0.004, "waiting": 0.030}
-"""That a batch takes to come."""
+"""Time until a batch arrives, by kind of work."""
 
 
 class Model(LightningModule):
-    """Some linear layers, and a busy wait of so many nanoseconds in each step."""
+    """Linear layers, with a busy wait in each step."""
 
     def __init__(self, depth: int, wait_ns: int) -> None:
         super().__init__()
@@ -75,7 +74,7 @@ class Model(LightningModule):
 
 
 class Batches:
-    """One batch over and over, after so many seconds of waiting."""
+    """The same batch repeated, each after a wait."""
 
     def __init__(self, steps: int, seconds: float) -> None:
         self.steps = steps
@@ -93,7 +92,7 @@ class Batches:
 
 
 def fit(work: str, steps: int, wait_ns: int = 0) -> StepTimings:
-    """One fit, saved and read back."""
+    """Train once, then save the run and read it back."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             accelerator="cpu",
@@ -123,7 +122,7 @@ def mean_ns(steps: StepTimings) -> float:
 
 @dataclass
 class Count:
-    """What a series of comparisons said."""
+    """Outcomes of a series of comparisons."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     right: int = 0
@@ -160,7 +159,7 @@ class Count:
 def pair(
     work: str, steps: int, repeats: int, wait_ns: int, *, swapped: bool
 ) -> tuple[list[StepTimings], list[StepTimings]]:
-    """Fits of both sides taking turns: without, with, with, without, ..."""
+    """Alternate fits of both sides: without, with, with, without, ..."""
     sides: tuple[list[StepTimings], list[StepTimings]] = ([], [])
     for repeat in range(repeats):
         order = (0, 1) if (repeat % 2 == 0) != swapped else (1, 0)

@@ -1,13 +1,14 @@
-"""Which versions of Python, torch and Lightning the package runs with: one virtual environment each.
+"""Test the package with combinations of Python, torch and Lightning, each in a virtual environment.
 
     python benchmarks/compat.py                            # all of ENVIRONMENTS; about 10 minutes each
     python benchmarks/compat.py --only oldest 3.13-newest  # some of them
-    python benchmarks/compat.py --table                    # the table of docs/compatibility.md, of what ran
+    python benchmarks/compat.py --table                    # results as the table of docs/compatibility.md
 
-Each environment has a wheel of this checkout, the versions named here, and the newest of all else that pip
-finds (the oldest has the lower bounds of pyproject.toml). In it the self-test runs on the CPU, and so do the
-test files of CORE. Results are in compat.json at once, one entry per environment; one that can't be made is
-an entry with the reason. A Python is looked for by its name (python3.12) and below ~/.pyenv/versions.
+Each environment has a wheel of this checkout, the versions named here, and the newest versions of all other
+packages that pip finds (the oldest environment has the lower bounds of pyproject.toml). It runs the self-test
+on the CPU and the test files of CORE. Results go to compat.json immediately, one entry per environment. If an
+environment can't be created, its entry has the reason. A Python is found by its name (python3.12) or below
+~/.pyenv/versions.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ SHOWN = ("torch", "lightning", "torchmetrics", "numpy", "msgspec")
 
 @dataclass(frozen=True)
 class Environment:
-    """Versions that are tried together; without one pip's newest, ``oldest`` for the lower bounds."""
+    """A combination of versions: ``None`` is pip's newest, ``oldest`` the lower bound."""
 
     python: str
     torch: str = ""
@@ -59,14 +60,14 @@ ENVIRONMENTS = {
 
 
 def lower_bounds() -> list[str]:
-    """The oldest version of each dependency that pyproject.toml allows."""
+    """Return each dependency's oldest version that pyproject.toml allows."""
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     block = text.partition("\ndependencies = [")[2].partition("]")[0]
     return [f"{name}=={least}" for name, least in re.findall(r'"([\w-]+)>=([\w.]+)"', block)]
 
 
 def requirements(environment: Environment) -> list[str]:
-    """What pip is asked for beside the wheel."""
+    """Return the requirements to install with the wheel."""
     if environment.torch == "oldest":
         bounds = dict(one.split("==") for one in lower_bounds())
         return [*lower_bounds(), f"pytorch-lightning=={bounds['lightning']}"]
@@ -76,7 +77,7 @@ def requirements(environment: Environment) -> list[str]:
 
 
 def find_python(version: str) -> str | None:
-    """The interpreter of a version; the newest patch of those below ~/.pyenv."""
+    """Find a version's interpreter; below ~/.pyenv, the newest patch."""
     found = list((Path.home() / ".pyenv" / "versions").glob(f"{version}.*/bin/python"))
     if not found:
         return shutil.which(f"python{version}")
@@ -84,7 +85,7 @@ def find_python(version: str) -> str | None:
 
 
 def call(command: list[str], folder: Path, limit_s: float) -> tuple[int, str]:
-    """Exit code and output; a command that takes too long has 124."""
+    """Return exit code and output; 124 means that the command timed out."""
     environment = {key: one for key, one in os.environ.items() if key != "PYTHONPATH"}
     try:
         done = subprocess.run(
@@ -97,7 +98,7 @@ def call(command: list[str], folder: Path, limit_s: float) -> tuple[int, str]:
 
 
 def try_environment(environment: Environment, folder: Path, wheel: Path) -> dict[str, Any]:
-    """Make it, and run the self-test and the tests in it."""
+    """Create an environment, and run the self-test and the tests in it."""
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "asked": requirements(environment)}
     interpreter = find_python(environment.python)
     if interpreter is None:
@@ -123,7 +124,7 @@ def last_line(text: str) -> str:
 
 
 def selftest(python: Path, folder: Path) -> dict[str, Any]:
-    """The status of each check, and what failed."""
+    """Return each check's status, and what failed."""
     begin, file = time.monotonic(), folder / "selftest.json"
     command = [str(python), "-m", "lightning_modelprof", "selftest", "--device", "cpu", "--json", str(file)]
     code, said = call(command, folder, 900)
@@ -148,9 +149,9 @@ def selftest(python: Path, folder: Path) -> dict[str, Any]:
 
 
 def run_tests(python: Path) -> dict[str, Any]:
-    """Tests of this checkout against the package as it is installed."""
+    """Test the installed package with this checkout's tests."""
     with tempfile.TemporaryDirectory() as name:
-        # A copy of the tests alone, so that the checkout's package is not found.
+        # Copy only the tests, so that the checkout's package isn't importable.
         folder = Path(name)
         for part in ("tests", "examples", "configs", "docs", "benchmarks"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
@@ -170,7 +171,7 @@ def run_tests(python: Path) -> dict[str, Any]:
 
 
 def table(results: dict[str, Any]) -> str:
-    """What ran, for the docs."""
+    """Format the results for the docs."""
     lines = [
         f"| Python | {' | '.join(SHOWN)} | self-test on the CPU | tests | date |",
         f"|{'---|' * (len(SHOWN) + 4)}",

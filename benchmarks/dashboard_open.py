@@ -1,14 +1,14 @@
-"""How long the dashboard takes to open with many runs, and what the plugin adds to TensorBoard's start.
+"""How long the dashboard takes to open with many runs, and what the plugin adds to TensorBoard's startup.
 
     PYTHONPATH=. python benchmarks/dashboard_open.py
     PYTHONPATH=. python benchmarks/dashboard_open.py --runs 50 --windows 20 --mb 10 --json dashboard_open.json
 
-A log directory is made of one profile of a run and one of a window, written again and again. TensorBoard
-reads it in a process of its own. The time to open is from the beginning of the tab's frame until its view
-is drawn, by the browser's clock, in a Chromium without a display. The first view is opened once more over a
-network of which each answer takes 100 ms longer. A clone serves modules; with a bundle in ``static/``, as a
-wheel has it, that is what is measured, and the first line says so. The start is the time of importing the
-plugin on top of TensorBoard, in fresh processes. Needs Chromium, chromedriver and selenium.
+The log directory contains many copies of one run profile and one window profile. TensorBoard reads it in a
+separate process. Opening time is measured by the clock of a headless Chromium, from the start of the tab's
+frame until its view is drawn. The first view also opens over a network that adds 100 ms to each answer. A
+clone serves modules. If ``static/`` has a bundle, as in a wheel, that is measured instead, and the first line
+says so. Startup time is the time to import the plugin after TensorBoard, in fresh processes. Needs Chromium,
+chromedriver and selenium.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ look();
 
 
 def a_run() -> DashboardEntry:
-    """A run of a thousand steps with three phases."""
+    """Make a run of 1,000 steps with three phases."""
     random = np.random.default_rng(0)
     phases_ns = np.zeros((STEPS, len(PHASES)), np.int64)
     for phase, mean in (("dataloader", 2e6), ("forward", 5e6), ("backward", 9e6)):
@@ -83,7 +83,7 @@ def a_run() -> DashboardEntry:
 
 
 def write_logs(root: Path, runs: int, windows: int, mb: float) -> None:
-    """A folder of runs, each with its own profile and those of its windows."""
+    """Write a folder of runs, each with a run profile and window profiles."""
     trace_file = root / "trace.json"
     generate_trace(trace_file, int(mb * 1e6))
     trace = read_trace(trace_file)
@@ -102,7 +102,7 @@ def write_logs(root: Path, runs: int, windows: int, mb: float) -> None:
 
 
 def wait_until_read(server: Server, runs: int, profiles: int) -> float:
-    """Seconds until TensorBoard knows every profile."""
+    """Return the seconds until TensorBoard knows every profile."""
     begin = time.perf_counter()
     while True:
         known = server.ask("profiles")["runs"]
@@ -112,7 +112,7 @@ def wait_until_read(server: Server, runs: int, profiles: int) -> float:
 
 
 def opening_times(server: Server, rounds: int) -> dict[str, list[float]]:
-    """Milliseconds from the frame's beginning until a view is drawn; views take turns."""
+    """Return the milliseconds each view takes to open; views alternate."""
     browser = start_chromium()
     times: dict[str, list[float]] = {view: [] for view in VIEWS}
     try:
@@ -128,20 +128,20 @@ def opening_times(server: Server, rounds: int) -> dict[str, list[float]]:
 
 
 def open_view(browser: Any, server: Server, view: str) -> float:
-    """Milliseconds from the frame's beginning until the view is drawn."""
+    """Return the milliseconds from the frame's start until the view is drawn."""
     browser.get("about:blank")
     browser.get(f"{server.url}#modelprof&p.modelprof.view={view}")
     return float(browser.execute_async_script(OPENED))
 
 
 def scripts_of(server: Server) -> str:
-    """What the page's scripts are served as."""
+    """Return how the page's scripts are served."""
     first = server.raw("plugin/modelprof/static/index.js")[2]
     return "one bundle" if first.startswith(b"// Made of the modules beside it") else "modules"
 
 
 def import_times(rounds: int) -> list[float]:
-    """Milliseconds that the import of the plugin takes on top of TensorBoard's own."""
+    """Return the milliseconds that importing the plugin adds to TensorBoard's own import."""
     command = [sys.executable, "-c", IMPORT]
     return [
         1e3 * float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
@@ -150,7 +150,6 @@ def import_times(rounds: int) -> list[float]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--runs", type=int, default=50)
     parser.add_argument("--windows", type=int, default=20, help="of each run")

@@ -1,17 +1,16 @@
-"""How fast the timeline of the dashboard opens and moves: a million slices in headless Chromium.
+"""How fast the dashboard's timeline opens and moves, with a million slices in headless Chromium.
 
     python -m benchmarks.dashboard_timeline
     python -m benchmarks.dashboard_timeline --slices 100000 --levels 30 --seconds 3 --json timeline.json
 
-How it is measured, and why so:
+Method:
 
-* Chromium draws in software here: no graphics card helps, so a reader's machine is rarely slower.
-* *open* is from the arrived bytes to the first frame: inflating, decoding, preparing, drawing.
-* A script pans, and zooms in and out, for some seconds at each of three places: with the whole trace in
-  view, with a step, and with a hundredth of one. It asks for a new frame as soon as one is done.
-* *frames/s* is from the times between frames, which the other programs of the machine lengthen and which
-  cannot exceed the rate of the screen. *draw* is the time that the main thread spends in the callbacks of one
-  frame: what we can do something about.
+* Chromium draws in software, without a graphics card, so a reader's machine is rarely slower.
+* *open* runs from the arrival of the bytes to the first frame: inflating, decoding, preparing, drawing.
+* A script pans and zooms in and out for some seconds at each of three zoom levels: the whole trace, one step,
+  and a hundredth of a step. It requests a new frame as soon as the previous one is done.
+* *frames/s* comes from the times between frames. Other programs lengthen these, and the screen's refresh rate
+  limits them. *draw* is the main thread's time in one frame's callbacks, the part our code determines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the benchmark's models have in common: a model, one call of it, and what this call costs.
+"""One call of a benchmark model, with the true cost of this call.
 
-Truths are multiply-adds (MACs) of contractions, derived by hand beside each model: products of matrices and
-vectors, convolutions, attention, the gates of recurrent layers. Norms, activations, biases, pooling, look-ups
-and Fourier transforms count 0. Attention counts without its mask.
+Truths are multiply-adds (MACs) of contractions, derived by hand next to each model. Contractions are matrix
+and vector products, convolutions, attention and the gates of recurrent layers. Norms, activations, biases,
+pooling, look-ups and Fourier transforms count 0. Attention counts without its mask.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
-    """Tensors in dicts, sequences and dataclasses, however deep."""
+    """Yield all tensors in nested dicts, sequences and dataclasses."""
     if isinstance(output, torch.Tensor):
         return [output]
     if isinstance(output, Mapping):
@@ -30,12 +30,12 @@ def tensors_in(output: Any) -> list[torch.Tensor]:
 
 
 def total(output: Any) -> torch.Tensor:
-    """A loss of whatever a model returns, without contractions."""
+    """Reduce any model's output to a loss, without contractions."""
     return sum((tensor.abs().sum() for tensor in tensors_in(output) if tensor.requires_grad), torch.zeros(()))
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """The loss that a Hugging Face model computes by itself."""
+    """Return the loss that a Hugging Face model computes itself."""
     return output.loss
 
 
@@ -44,14 +44,14 @@ class Case:
     """One call of a model, and its truths.
 
     Attributes:
-        model: in the mode in which it is to be counted, which is training.
+        model: in training mode, in which it's counted.
         args, kwargs: of the call.
         forward_macs: multiply-adds of the call.
-        backward_macs: multiply-adds of the gradients that somebody needs: of every parameter, and of every
-            input of a layer that depends on a parameter. Of a hand-written backward: what is written there.
-        recompute_macs: multiply-adds of the forward that a checkpoint runs again; ``None`` without one.
-        method: what is called, ``forward`` for the model itself.
-        loss: makes a scalar of the output.
+        backward_macs: multiply-adds of the necessary gradients: those of every parameter, and of every input
+            of a layer that depends on a parameter. For a hand-written backward, whatever it computes.
+        recompute_macs: multiply-adds of the forward that a checkpoint repeats; ``None`` without one.
+        method: to call; ``forward`` for the model itself.
+        loss: reduces the output to a scalar.
     """
 
     model: nn.Module
@@ -64,7 +64,6 @@ class Case:
     loss: Callable[[Any], torch.Tensor] = total
 
     def call(self) -> Any:
-        """Run it once."""
         run = self.model if self.method == "forward" else getattr(self.model, self.method)
         return run(*self.args, **self.kwargs)
 
@@ -72,7 +71,7 @@ class Case:
 def convolution_macs(
     batch: int, inputs: int, outputs: int, kernel: Sequence[int], positions: Sequence[int], *, groups: int = 1
 ) -> int:
-    """Every output element sums over the kernel and the input channels of its group.
+    """Each output element sums over the kernel and its group's input channels.
 
     Args:
         batch: number of samples.

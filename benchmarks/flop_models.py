@@ -1,6 +1,6 @@
-"""The 31 models of ``flops.py`` with truths derived by hand; here those that are odd in how they are called.
+"""The 31 models of ``flops.py`` with hand-derived truths; this file has those with unusual calls.
 
-``MODELS`` has a function for each that builds its :class:`Case`. Weights and inputs are random: seed before.
+``MODELS`` maps names to functions that build a :class:`Case`. Weights and inputs are random, so seed first.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ def mlp() -> Case:
     first = 32 * 784 * 512
     forward = first + 32 * 512 * 256 + 32 * 256 * 10
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10))
-    # The first layer's input is the batch, which needs no gradient.
+    # The first layer's input is the batch, so it needs no gradient.
     return Case(
         model=model, args=(torch.randn(32, 784),), forward_macs=forward, backward_macs=2 * forward - first
     )
 
 
 class Bag(nn.Module):
-    """Averages of words."""
+    """Averages of word embeddings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,14 +38,14 @@ class Bag(nn.Module):
 
 
 def embedding_bag() -> Case:
-    # Looking up and averaging are no contractions. The bags' gradient is needed.
+    # Look-ups and averages aren't contractions. The bags' gradient is needed.
     forward = 16 * 32 * 4
     args = torch.randint(0, 1000, (80,)), torch.arange(0, 80, 5)
     return Case(model=Bag(), args=args, forward_macs=forward, backward_macs=2 * forward)
 
 
 class ControlFlow(nn.Module):
-    """A loop and a choice of rows, both by values."""
+    """A loop and a row selection that depend on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,14 +91,14 @@ def shared() -> Case:
 
 @dataclass
 class Batch:
-    """A batch that is no tensor."""
+    """A batch that isn't a tensor."""
 
     x: torch.Tensor
     name: str = "batch"
 
 
 class Small(nn.Module):
-    """Two linear layers, for every kind of input and output."""
+    """Two linear layers, for all kinds of inputs and outputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,12 +133,12 @@ def rows() -> torch.Tensor:
 
 
 def compiled(case: Case, backend: str) -> Case:
-    """The same work, whoever runs it."""
+    """The same work, compiled."""
     return replace(case, model=torch.compile(case.model, backend=backend))
 
 
 class Checkpointed(nn.Module):
-    """Forgets what is inside of its block, and computes it again in backward."""
+    """Drops its block's activations and recomputes them in backward."""
 
     def __init__(self, reentrant: bool) -> None:
         super().__init__()
@@ -158,13 +158,13 @@ def checkpointed(reentrant: bool) -> Case:
         args=(rows(),),
         forward_macs=forward,
         backward_macs=2 * forward - 4 * 16 * 32,
-        # Without re-entering it stops at the last tensor that backward needs: before the second layer.
+        # Non-reentrant recomputation stops at the last tensor that backward needs, before the second layer.
         recompute_macs=2 * layer if reentrant else layer,
     )
 
 
 def lightning_step() -> Case:
-    """A LightningModule without ``forward``: all is in its step."""
+    """A LightningModule with only a step, without ``forward``."""
     from lightning import LightningModule  # noqa: PLC0415
 
     class OnlyStep(LightningModule):
@@ -180,7 +180,7 @@ def lightning_step() -> Case:
 
 
 class Product(torch.autograd.Function):
-    """A product with a backward of its own, which computes both gradients whoever asks."""
+    """A product whose own backward always computes both gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -194,7 +194,7 @@ class Product(torch.autograd.Function):
 
 
 class OwnFunction(nn.Module):
-    """A product that only its own function knows."""
+    """A product in a custom autograd function."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class OwnFunction(nn.Module):
 
 
 def own_function() -> Case:
-    # As the small model, but the written backward has the rows' gradient too.
+    # Like the small model, but the custom backward also computes the rows' gradient.
     return Case(model=OwnFunction(), args=(rows(),), forward_macs=SMALL, backward_macs=2 * SMALL)
 
 
@@ -226,4 +226,4 @@ MODELS = {
     "lightning step": lightning_step,
     "autograd function": own_function,
 }
-"""By name, in the order of the table."""
+"""In the order of the table."""

@@ -1,15 +1,15 @@
-r"""What counting costs a training step: forward, backward and AdamW, with and without a dispatch mode.
+r"""Cost of counting per training step: forward, backward and AdamW, with and without a dispatch mode.
 
     OMP_NUM_THREADS=1 MALLOC_MMAP_THRESHOLD_=4294967296 MALLOC_TRIM_THRESHOLD_=8589934592 \
         python benchmarks/flop_overhead.py --repetitions 15
 
-The last two let glibc keep the memory that it has. Without them ResNet-50 gets 10,000 to 20,000 pages anew
-from the system in a step, by chance more or fewer, which is up to 20 us per operator in any of the columns.
+The last two variables let glibc keep its memory. Without them, ResNet-50 gets 10,000 to 20,000 new pages from
+the system per step. The number varies by chance and adds up to 20 us per operator in any column.
 
-Every repetition runs one step of each kind after the other, so that they share the machine's load; the best
-of each kind counts, in processor time. All that a counted step needs is in its time: making the counter,
-its hooks, taking them off and adding up. The first column after the model is the number of operators that the
-empty mode saw; the optimizer's hold lists of all parameters.
+Each repetition runs one step of each kind in turn, so they share the machine's load. The best of each kind
+counts, in CPU time. A counted step's time includes creating the counter, its hooks, removing them and
+summing up. The first column after the model is the number of operators that the empty mode saw. The
+optimizer's operators take lists of all parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Step = Callable[[], None]
 
 
 class EmptyMode(TorchDispatchMode):
-    """Does nothing but call the operator: what any counter in Python has to pay."""
+    """Only calls the operator, which is the minimum cost of any counter in Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class EmptyMode(TorchDispatchMode):
 
 
 class Block(nn.Module):
-    """A layer of a language model."""
+    """A language model layer."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """A block of ResNet-50."""
+    """A ResNet-50 block."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def language_model() -> tuple[nn.Module, torch.Tensor]:
 
 
 def perceptron() -> tuple[nn.Module, torch.Tensor]:
-    """Three layers of 512."""
+    """Three layers of width 512."""
     layers = [nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]
     return nn.Sequential(*layers), torch.randn(64, 512)
 
@@ -116,7 +116,7 @@ MODELS = {
 
 @contextmanager
 def ours(model: nn.Module) -> Iterator[None]:
-    """Our counter as the callback uses it."""
+    """Our counter, used as in the callback."""
     with FlopCounter(model, force_eager=False) as counter:
         yield
     step_count(counter)
@@ -124,21 +124,20 @@ def ours(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def torchs(model: nn.Module) -> Iterator[None]:
-    """The one of torch."""
+    """Torch's counter."""
     with FlopCounterMode(display=False):
         yield
 
 
 @contextmanager
 def empty(model: nn.Module) -> Iterator[None]:
-    """A mode that does nothing."""
     with EmptyMode():
         yield
 
 
 @contextmanager
 def nothing(model: nn.Module) -> Iterator[None]:
-    """The step as it is."""
+    """The unchanged step."""
     yield
 
 
@@ -148,7 +147,7 @@ KINDS = {"plain": nothing, "empty mode": empty, "ours": ours, "torch's": torchs}
 def measure(
     build: Callable[[], tuple[nn.Module, torch.Tensor]], repetitions: int
 ) -> tuple[int, dict[str, float]]:
-    """Number of operators in a step, and the shortest step of each kind in seconds."""
+    """Return the operator count of a step, and the shortest step of each kind in seconds."""
     torch.manual_seed(0)
     model, batch = build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
@@ -172,7 +171,6 @@ def measure(
 
 
 def main() -> None:
-    """Print one table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

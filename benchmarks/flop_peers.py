@@ -1,10 +1,10 @@
-"""One cell of the table of ``flops.py``: one tool counts one model, in a process of its own.
+"""One cell of the table of ``flops.py``: one tool counts one model, in its own process.
 
     python benchmarks/flop_peers.py TOOL MODEL
 
 It prints one line of JSON: the multiply-adds that the tool reports, the truths, and what the tool changed.
-Every tool is called as its documentation says, with its defaults, in the sense of its own that is nearest to
-multiply-adds of contractions.
+Each tool is called with its defaults, as documented. Of its metrics, the one nearest to multiply-adds of
+contractions counts.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """What a tool says.
+    """A tool's figures.
 
     Attributes:
         forward: multiply-adds.
         backward: multiply-adds; ``None`` if the tool counts none.
-        recompute: multiply-adds of a forward that runs again; ``None`` if the tool does not tell it apart.
+        recompute: multiply-adds of a repeated forward; ``None`` if the tool doesn't report it separately.
     """
 
     forward: float
@@ -47,13 +47,13 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Somebody who counts.
+    """A tool that counts.
 
     Attributes:
         label: in the table.
-        package: that it comes with.
+        package: that provides it.
         count: calls it.
-        watches: whether it watches a step of the user's: what the step changes is no change of the tool's.
+        watches: whether it watches a user's step. Changes made by the step then aren't changes by the tool.
     """
 
     label: str
@@ -63,9 +63,9 @@ class Tool:
 
 
 class AsForward(nn.Module):
-    """The module that a user writes around a model for a tool that takes only modules with ``forward``.
+    """A user's wrapper around a model, for tools that only take modules with ``forward``.
 
-    Keyword arguments that are tensors become positional ones, as some tools have no others.
+    Tensor keyword arguments become positional, because some tools accept no others.
     """
 
     def __init__(self, case: Case) -> None:
@@ -79,7 +79,7 @@ class AsForward(nn.Module):
 
 
 def with_forward(case: Case) -> nn.Module:
-    """The model itself wherever it can be called."""
+    """Return the model itself if it can be called directly."""
     return case.model if case.method == "forward" else AsForward(case)
 
 
@@ -93,7 +93,7 @@ def ours(case: Case) -> Reported:
 
 
 def fvcore(case: Case) -> Reported:
-    """Its "flops" are multiply-adds, and it takes positional arguments only."""
+    """Its "flops" are multiply-adds; it only takes positional arguments."""
     from fvcore.nn import FlopCountAnalysis  # noqa: PLC0415
 
     model = AsForward(case) if case.kwargs else with_forward(case)
@@ -101,7 +101,7 @@ def fvcore(case: Case) -> Reported:
 
 
 def flop_counter_mode(case: Case) -> Reported:
-    """Around the step; it reports FLOPs, two for a multiply-add."""
+    """It wraps the step and reports FLOPs, two per multiply-add."""
     from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415
 
     with FlopCounterMode(display=False) as counter:
@@ -123,7 +123,7 @@ def deepspeed(case: Case) -> Reported:
 
 
 def torchinfo(case: Case) -> Reported:
-    """Its ``total_mult_adds``; a dict of inputs is its way to keyword arguments."""
+    """It reports ``total_mult_adds``; keyword arguments are passed as a dict of inputs."""
     from torchinfo import summary  # noqa: PLC0415
 
     inputs: Any = dict(case.kwargs) if case.kwargs else list(case.args)
@@ -141,11 +141,11 @@ TOOLS = {
 }
 
 
-# ---- What a tool leaves behind
+# ---- Side effects of a tool
 
 
 def state_of(model: nn.Module) -> dict[str, Any]:
-    """All that a tool should leave as it was, by the words of the table."""
+    """Return everything that a tool must not change, named as in the table."""
     modules, state = list(model.modules()), model.state_dict()
     hooks = [name for name in vars(nn.Module()) if name.endswith("_hooks")]
     return {
@@ -161,7 +161,7 @@ def state_of(model: nn.Module) -> dict[str, Any]:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the bit, lists by their elements."""
+    """Compare bit by bit; lists element by element."""
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return torch.equal(one, other)
     if isinstance(one, list) and isinstance(other, list):
@@ -170,28 +170,28 @@ def same(one: Any, other: Any) -> bool:
 
 
 def runs_compiled(case: Case) -> bool:
-    """Whether a call of the model still runs what the compiler made, by torch's profiler."""
+    """Whether the model still runs its compiled code, according to torch's profiler."""
     with torch.profiler.profile() as window:
         case.call()
     return any("Compiled Region" in event.name for event in window.events())
 
 
 def seed() -> None:
-    """Twins are built and run from the same random numbers."""
+    """Seed all generators, so that twins are built and run with the same random numbers."""
     torch.manual_seed(0)
     random.seed(0)
     np.random.seed(0)
 
 
 def count(tool: Tool, build: Callable[[], Case]) -> dict[str, Any]:
-    """Let a tool count a model, and look at the model before and after, also if the tool fails.
+    """Let a tool count a model, and compare the model before and after, even if the tool fails.
 
     Returns:
-        What :class:`Reported` has, or ``failed`` and ``message`` if the tool raised; ``truths`` (forward and
-        backward); ``changed``: the words of :func:`state_of` and "compilation" for what differs from what it
-        was, or, for a tool that watches a step, from what the same step leaves without the tool.
+        The fields of :class:`Reported`, or ``failed`` and ``message`` if the tool raised; ``truths`` (forward
+        and backward); ``changed``: names from :func:`state_of`, and "compilation", of what the tool changed.
+        If the tool watches a step, the reference is the state after the same step without the tool.
     """
-    build()  # imports what it needs: some packages draw random numbers meanwhile
+    build()  # imports dependencies first, because some packages draw random numbers during import
     if tool.watches:
         seed()
         twin = build()
@@ -207,7 +207,7 @@ def count(tool: Tool, build: Callable[[], Case]) -> dict[str, Any]:
     except (Exception, SystemExit) as error:
         answer = {"failed": type(error).__name__, "message": " ".join(str(error).split())}
     changed = []
-    if not (tool.watches and "failed" in answer):  # a step that broke off has no twin
+    if not (tool.watches and "failed" in answer):  # an interrupted step has no twin
         found = state_of(case.model)
         changed = [word for word, value in expected.items() if not same(value, found[word])]
     if hasattr(case.model, "_orig_mod") and not runs_compiled(case):
@@ -217,7 +217,7 @@ def count(tool: Tool, build: Callable[[], Case]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Tools print; the answer is the only line of the output."""
+    """Silence the tool, because the answer must be the only output."""
     with (
         Path(os.devnull).open("w") as nowhere,
         contextlib.redirect_stdout(nowhere),
@@ -228,7 +228,6 @@ def quiet() -> Iterator[None]:
 
 
 def main() -> None:
-    """Count one cell."""
     name, model = sys.argv[1:]
     torch.set_num_threads(1)
     sys.path.insert(0, str(ROOT))
@@ -238,7 +237,7 @@ def main() -> None:
     else:
         try:
             answer = count(tool, MODELS[model])
-        except ModuleNotFoundError as error:  # of a model: transformers
+        except ModuleNotFoundError as error:  # of a model, such as transformers
             answer = {"not_installed": error.name}
     print(json.dumps(answer))
 

@@ -1,6 +1,6 @@
-"""Recurrent layers, attention and Hugging Face models for ``flops.py``, with derived truths.
+"""Recurrent layers, attention and Hugging Face models for ``flops.py``, with hand-derived truths.
 
-Letters: batch B, target length T, source length S, width E, width of the feed-forward part W, layers L.
+Letters: batch B, target length T, source length S, width E, feed-forward width W, layers L.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ VOCABULARY = 300
 
 
 class Recurrent(nn.Module):
-    """Two layers of 64, then a linear layer on the last step's output."""
+    """Two layers of width 64, then a linear layer on the last step's output."""
 
     def __init__(self, kind: type[nn.RNNBase], bidirectional: bool) -> None:
         super().__init__()
@@ -28,24 +28,24 @@ class Recurrent(nn.Module):
 
 
 def recurrent(kind: type[nn.RNNBase], gates: int, directions: int) -> Case:
-    # 4 sequences of 20 steps. At each step every gate of 64 multiplies the input and the state: 32 and 64 in
-    # the first layer, all directions' 64 and 64 in the second.
+    # 4 sequences of 20 steps. At each step, every gate of width 64 multiplies the input and the state: 32 and
+    # 64 in the first layer, all directions' 64 and 64 in the second.
     step = directions * gates * 64
     first_input = 4 * 20 * step * 32
     forward = first_input + 4 * 20 * step * (64 + directions * 64 + 64) + 4 * directions * 64 * 5
-    # Nobody needs gradients of the batch, nor of the states before the first step of the two layers.
+    # No gradients are needed for the batch, or for the states before the first step of the two layers.
     backward = 2 * forward - first_input - 2 * 4 * step * 64
     model, x = Recurrent(kind, bidirectional=directions == 2), torch.randn(4, 20, 32)
     return Case(model=model, args=(x,), forward_macs=forward, backward_macs=backward)
 
 
 def attention_core(length: int = T) -> int:
-    """Scores and weighted sum of one layer: each of the B T T pairs has E products twice."""
+    """Scores and weighted sum of one layer: two products of length E for each of the B T T pairs."""
     return 2 * B * length * length * E
 
 
 class SelfAttention(nn.Module):
-    """Asking for the weights keeps torch from its fused kernel."""
+    """Attention; requesting the weights disables torch's fused kernel."""
 
     def __init__(self, need_weights: bool) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class SelfAttention(nn.Module):
 
 
 def self_attention(need_weights: bool) -> Case:
-    # Query, key, value and output are E x E each; the batch needs no gradient from the first three.
+    # Query, key, value and output are E x E each. The batch needs no gradient from the first three.
     in_projections = 3 * B * T * E * E
     forward = in_projections + B * T * E * E + attention_core()
     return Case(
@@ -69,7 +69,7 @@ def self_attention(need_weights: bool) -> Case:
 
 
 def encoder_layer_macs(length: int = T) -> int:
-    """Four projections, attention, and a feed-forward part of E x W and W x E."""
+    """Four projections, attention, and a feed-forward part with products of E x W and W x E."""
     return 4 * B * length * E * E + attention_core(length) + 2 * B * length * E * W
 
 
@@ -82,12 +82,12 @@ def transformer_encoder() -> Case:
 
 
 def transformer() -> Case:
-    # One layer each; source of 24, target of 16. The decoder's second attention has queries and outputs of
-    # the target, keys and values of the source, and T S pairs.
+    # One layer each, source of 24, target of 16. In the decoder's second attention, queries and outputs come
+    # from the target, keys and values from the source, and there are T S pairs.
     source, target = 24, 16
     crossing = 2 * B * target * E * E + 2 * B * source * E * E + 2 * B * target * source * E
     forward = encoder_layer_macs(source) + encoder_layer_macs(target) + crossing
-    # Both batches are read by a query, key and value that give no gradient to them.
+    # Query, key and value read both batches, which need no gradient.
     backward = 2 * forward - 3 * B * (source + target) * E * E
     return Case(
         model=nn.Transformer(E, 4, 1, 1, W, batch_first=True),
@@ -98,7 +98,7 @@ def transformer() -> Case:
 
 
 class EinsumAttention(nn.Module):
-    """Attention that never says matmul."""
+    """Attention written with einsum instead of matmul."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def words() -> torch.Tensor:
 
 
 def hugging_face(model: nn.Module, forward: int, backward: int | None = None, **inputs: Any) -> Case:
-    """Text behind an embedding needs the gradient of every layer's input: backward is exactly twice."""
+    """Behind an embedding, every layer's input needs a gradient, so backward is exactly twice forward."""
     backward = 2 * forward if backward is None else backward
     return Case(model=model, kwargs=inputs, forward_macs=forward, backward_macs=backward, loss=loss_of)
 
@@ -155,7 +155,7 @@ def gpt2() -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
 
     config = GPT2Config(vocab_size=VOCABULARY, n_positions=64, n_embd=E, n_layer=L, n_head=4)
-    # The feed-forward part is 4 E wide: 4 + 8 products of E x E a layer. Then the language head.
+    # The feed-forward part has width 4 E, so a layer has 4 + 8 products of E x E. Then the language head.
     forward = L * (12 * B * T * E * E + attention_core()) + B * T * E * VOCABULARY
     ids = words()
     return hugging_face(GPT2LMHeadModel(config).train(), forward, input_ids=ids, labels=ids)
@@ -173,8 +173,8 @@ def llama() -> Case:
         num_key_value_heads=2,
         max_position_embeddings=64,
     )
-    # Half as many heads of keys and values: each projects E to E / 2. Feed-forward: three products.
-    # Left out: the angles of the rotary embedding, 8 frequencies by T positions, 0.004 % of the whole.
+    # Half as many key and value heads, so each projects E to E / 2. The feed-forward part has three products.
+    # Excluded: the angles of the rotary embedding, 8 frequencies by T positions, 0.004% of the total.
     projections = 2 * B * T * E * E + 2 * B * T * E * (E // 2)
     layer = projections + attention_core() + 3 * B * T * E * W
     forward = L * layer + B * T * E * VOCABULARY
@@ -194,7 +194,7 @@ def vit() -> Case:
         patch_size=8,
         num_labels=10,
     )
-    # 16 patches of 8 x 8 x 3, and one position for the class; the images need no gradient.
+    # 16 patches of 8 x 8 x 3, and one position for the class. The images need no gradient.
     patches = B * 16 * E * (8 * 8 * 3)
     forward = patches + L * encoder_layer_macs(17) + B * E * 10
     images, labels = torch.randn(B, 3, 32, 32), torch.tensor([1, 2])

@@ -1,4 +1,4 @@
-"""Models of images, lines and volumes for ``flops.py``: convolutions of every kind, with derived truths."""
+"""Models of images, lines and volumes for ``flops.py``: all kinds of convolutions with derived truths."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def lenet() -> Case:
-    # 8 images of 32 x 32; each pool halves the side.
+    # 8 images of 32 x 32; each pool halves the side length.
     first = convolution_macs(8, 3, 32, (3, 3), (32, 32))
     forward = (
         first + convolution_macs(8, 32, 64, (3, 3), (16, 16)) + convolution_macs(8, 64, 128, (3, 3), (8, 8))
@@ -20,13 +20,13 @@ def lenet() -> Case:
         *(nn.Conv2d(64, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Flatten(), nn.Linear(128 * 4 * 4, 256), nn.ReLU(), nn.Dropout(), nn.Linear(256, 10)),
     )
-    # Backward has two products for each of forward; the images need no gradient, so conv1 has only one.
+    # Backward has two products for each one in forward. The images need no gradient, so conv1 has only one.
     images = torch.randn(8, 3, 32, 32)
     return Case(model=model, args=(images,), forward_macs=forward, backward_macs=2 * forward - first)
 
 
 class Bottleneck(nn.Module):
-    """1 x 1 to ``width``, 3 x 3, 1 x 1 to four times ``width``, beside a shortcut."""
+    """1 x 1 to ``width``, 3 x 3, 1 x 1 to four times ``width``, with a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -49,8 +49,8 @@ class Bottleneck(nn.Module):
 
 
 def resnet50() -> Case:
-    # One image of 224 x 224: the stem leaves 112, its pool 56, the stages 56, 28, 14 and 7.
-    # In all 4.089 GMAC; the literature says 4.09.
+    # One image of 224 x 224. The stem reduces it to 112, its pool to 56, the stages to 56, 28, 14 and 7.
+    # The total is 4.089 GMAC; the literature says 4.09.
     stem = convolution_macs(1, 3, 64, (7, 7), (112, 112))
     forward, channels, side, blocks = stem, 64, 56, []
     for width, count, first_stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
@@ -73,7 +73,7 @@ def resnet50() -> Case:
 
 
 def separable(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """A 3 x 3 convolution of each channel by itself, then a 1 x 1 convolution of all of them."""
+    """A 3 x 3 convolution per channel, then a 1 x 1 convolution of all channels."""
     return nn.Sequential(
         nn.Conv2d(inputs, inputs, 3, stride, 1, groups=inputs, bias=False),
         *(nn.BatchNorm2d(inputs), nn.ReLU6()),
@@ -83,7 +83,7 @@ def separable(inputs: int, outputs: int, stride: int) -> nn.Sequential:
 
 
 def mobilenet() -> Case:
-    # 2 images of 64 x 64: the stem leaves 32, the blocks 32, 16 and 16.
+    # 2 images of 64 x 64. The stem reduces them to 32, the blocks to 32, 16 and 16.
     stem = convolution_macs(2, 3, 16, (3, 3), (32, 32))
     forward = stem
     for inputs, outputs, side in ((16, 32, 32), (32, 64, 16), (64, 64, 16)):
@@ -101,7 +101,7 @@ def mobilenet() -> Case:
 
 
 class UNet(nn.Module):
-    """Down once, up once by a transposed convolution, beside a skip; then up by interpolation."""
+    """Down once, up once by a transposed convolution, with a skip connection; then up by interpolation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,14 +123,14 @@ def unet() -> Case:
     forward = (
         first + convolution_macs(2, 16, 32, (3, 3), (16, 16)) + convolution_macs(2, 32, 32, (3, 3), (16, 16))
     )
-    forward += 2 * (16 * 16) * 32 * 16 * (2 * 2)  # transposed: each input element goes to the whole kernel
+    forward += 2 * (16 * 16) * 32 * 16 * (2 * 2)  # transposed: each input element covers the whole kernel
     forward += convolution_macs(2, 32, 16, (3, 3), (32, 32)) + convolution_macs(2, 16, 2, (1, 1), (64, 64))
     images = torch.randn(2, 3, 32, 32)
     return Case(model=UNet(), args=(images,), forward_macs=forward, backward_macs=2 * forward - first)
 
 
 class LineAndVolume(nn.Module):
-    """Two branches: one dimension and three."""
+    """A one-dimensional and a three-dimensional branch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class LineAndVolume(nn.Module):
 
 
 def line_and_volume() -> Case:
-    # 2 lines of 64 points, 2 volumes of 8 x 8 x 8; the transposed ones by the elements of their inputs.
+    # 2 lines of 64 points, 2 volumes of 8 x 8 x 8. Transposed convolutions count by their input elements.
     first_line = convolution_macs(2, 4, 8, (5,), (64,))
     first_volume = convolution_macs(2, 1, 4, (3, 3, 3), (8, 8, 8))
     forward = first_line + convolution_macs(2, 8, 8, (3,), (64,), groups=2) + 2 * 64 * 8 * 4 * 4
@@ -160,8 +160,8 @@ def line_and_volume() -> Case:
 
 
 def fourier_layer() -> Case:
-    # 2 signals of 32 points: a linear layer to 8 channels and one back. In between 8 x 8 complex weights for
-    # each of 8 frequencies: a complex multiply-add is four real ones. The transforms are apart.
+    # 2 signals of 32 points: a linear layer to 8 channels and one back. In between, each of 8 frequencies has
+    # 8 x 8 complex weights; a complex multiply-add is four real ones. The transforms are excluded.
     lift, product, back = 2 * 32 * 8, 4 * (2 * 8 * 8 * 8), 2 * 32 * 8
     forward = lift + product + back
     return Case(

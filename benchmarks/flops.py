@@ -1,15 +1,15 @@
-"""Who counts a model's FLOPs right: ours, fvcore, FlopCounterMode, DeepSpeed and torchinfo on 31 models.
+"""How accurately ours, fvcore, FlopCounterMode, DeepSpeed and torchinfo count FLOPs on 31 models.
 
     python benchmarks/flops.py
     python benchmarks/flops.py --only lenet "fused attention" --tools ours fvcore
     python benchmarks/flops.py --write docs/flops.md
 
-* A cell is what a tool reports, in multiply-adds, over the truth, which is derived by hand beside the model
-  in ``flop_models.py``.
-* Every cell is a process of its own with a time limit: a crash or a hang of a tool costs that cell.
-* The tools are the packages of the Python that runs this. One that is not there is "not installed". For all:
+* A cell is a tool's multiply-adds divided by the truth, which is derived by hand next to the model in
+  ``flop_models.py``.
+* Each cell runs in its own process with a time limit, so a tool's crash or hang only affects that cell.
+* The tools are the packages of the Python that runs this; missing ones are "not installed". To get all, run
   ``pip install fvcore torchinfo transformers`` and ``DS_BUILD_OPS=0 pip install deepspeed``.
-* Everything runs on the CPU with one thread; no figure depends on how fast.
+* Everything runs on the CPU with one thread. No figure depends on speed.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ WORKER = Path(__file__).with_name("flop_peers.py")
 BEGIN = "<!-- made by benchmarks/flops.py: begin -->"
 END = "<!-- made by benchmarks/flops.py: end -->"
 NOTHING = "–"
-EXACT = 5e-4  # the share of the truth up to which a ratio is written as 1
+EXACT = 5e-4  # relative error up to which a ratio is written as 1
 PACKAGES = ("torch", "fvcore", "deepspeed", "torchinfo", "transformers", "lightning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """What one tool did with one model.
+    """One tool's result on one model.
 
     Attributes:
         forward, backward: reported over truth; ``None`` without a figure.
-        recompute: multiply-adds of what runs again in backward; ``None`` if nothing, or not told apart.
-        truths: multiply-adds forward and backward; ``None`` if the model did not get as far.
-        changed: what the tool has not left as it was.
+        recompute: multiply-adds that backward repeats; ``None`` if none, or not reported separately.
+        truths: multiply-adds forward and backward; ``None`` if the model didn't get that far.
+        changed: what the tool changed and didn't restore.
         problem: why there are no figures, in a few words.
         message: of the tool's exception.
     """
@@ -63,7 +63,7 @@ Row = dict[str, Cell]
 
 
 def count_cell(tool: str, model: str, timeout_s: float, worker: Path = WORKER) -> Cell:
-    """One tool on one model, in a fresh process."""
+    """Run one tool on one model, in a fresh process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(worker), tool, model]
     try:
@@ -78,7 +78,7 @@ def count_cell(tool: str, model: str, timeout_s: float, worker: Path = WORKER) -
 
 
 def cell_of(answer: dict[str, object]) -> Cell:
-    """The worker's answer as ratios."""
+    """Convert the worker's answer to ratios."""
     if "not_installed" in answer:
         return Cell(problem="not installed", message=f"no package {answer['not_installed']}")
     truths: tuple[int, int] = tuple(answer["truths"])
@@ -100,7 +100,7 @@ def cell_of(answer: dict[str, object]) -> Cell:
 
 
 def ratio_text(ratio: float | None) -> str:
-    """Three digits; 1 and 0 alone where they are exact."""
+    """Format with three digits; exact values are 1 or 0."""
     if ratio is None:
         return NOTHING
     if abs(ratio - 1) <= EXACT:
@@ -113,13 +113,13 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A table whose columns after the first are aligned to the right."""
+    """Make a table whose columns after the first are right-aligned."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
 def models_table(rows: dict[str, Row], tools: list[str]) -> str:
-    """One line per model."""
+    """Make a table with one line per model."""
     both = [tool for tool in tools if any(row[tool].backward is not None for row in rows.values())]
     header = ["model", "forward MACs", *(TOOLS[tool].label for tool in tools)]
     header += ["backward MACs", *(f"{TOOLS[tool].label}, backward" for tool in both)]
@@ -142,7 +142,7 @@ def models_table(rows: dict[str, Row], tools: list[str]) -> str:
 
 
 def tools_table(rows: dict[str, Row], tools: list[str]) -> str:
-    """One line per tool: on how many models it does what."""
+    """Make a table with one line per tool, counting its results."""
     header = [
         "of all models",
         "forward within 0.1 %",
@@ -170,7 +170,7 @@ def tools_table(rows: dict[str, Row], tools: list[str]) -> str:
 
 
 def failures(rows: dict[str, Row], tools: list[str]) -> list[str]:
-    """What the tools said, once for all models that it was said of."""
+    """List the tools' errors; models with the same error share a line."""
     models_of: dict[tuple[str, str], list[str]] = {}
     for model, row in rows.items():
         for tool in tools:
@@ -181,7 +181,7 @@ def failures(rows: dict[str, Row], tools: list[str]) -> list[str]:
 
 
 def version_of(package: str) -> str:
-    """As its metadata says."""
+    """Return the version from the package's metadata."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -189,7 +189,7 @@ def version_of(package: str) -> str:
 
 
 def environment_text() -> str:
-    """What the figures depend on."""
+    """Describe the environment of the figures."""
     versions = [f"{package} {version_of(package)}" for package in PACKAGES]
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
@@ -201,7 +201,7 @@ def environment_text() -> str:
 
 
 def render(rows: dict[str, Row], tools: list[str]) -> str:
-    """All that is generated, as Markdown."""
+    """Return the whole generated part as Markdown."""
     parts = [environment_text(), tools_table(rows, tools), models_table(rows, tools)]
     if lines := failures(rows, tools):
         parts.append("\n".join(["What failed said:", "", *lines]))
@@ -209,10 +209,10 @@ def render(rows: dict[str, Row], tools: list[str]) -> str:
 
 
 def write_between_markers(path: Path, generated: str) -> None:
-    """Replace what is between the markers of a file.
+    """Replace the text between a file's markers.
 
     Raises:
-        ValueError: when the file does not have each marker once, in this order.
+        ValueError: If the file doesn't contain each marker once, in this order.
     """
     text = path.read_text()
     before, _, rest = text.partition(BEGIN)
@@ -223,7 +223,6 @@ def write_between_markers(path: Path, generated: str) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -246,7 +245,6 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Count, print, and write if wanted."""
     options = parse_args()
     models = (options.only or list(MODELS))[:: options.every]
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -1,14 +1,14 @@
-"""Writes a trace of any size as torch.profiler exports it, and says what is in it.
+"""Writes a trace of any size in torch.profiler's format, and describes its contents.
 
     python benchmarks/generate_trace.py /tmp/big.pt.trace.json --mb 1000
     python benchmarks/generate_trace.py /tmp/big.pt.trace.json.gz --mb 50 --seed 7
 
-Distributed training of a transformer on one GPU: steps with their data, a forward pass on the main thread,
-a backward pass on autograd's thread, all-reduces on a stream of their own, an optimizer and a wait for the
-loss. The layout is that of torch 2.13 to the blank, with shapes and memory recorded: operators first, then
-memory, then runtime calls and device work (these as in the source of Kineto). The same seed gives the same
-bytes. What was written is counted on the way and printed as JSON, so that a reader can be checked against
-it. It is streamed: memory does not grow with the size of the file.
+The trace shows distributed training of a transformer on one GPU. Its steps contain data loading, a forward
+pass on the main thread, a backward pass on autograd's thread, all-reduces on their own stream, an optimizer
+and a wait for the loss. The layout matches torch 2.13 character by character, with recorded shapes and
+memory. Operators come first, then memory, then runtime calls and device work (these as in Kineto's source).
+The same seed gives the same bytes. The generator counts its output and prints the counts as JSON, for
+checking a reader. It streams, so its memory use doesn't grow with the file size.
 """
 
 from __future__ import annotations
@@ -61,25 +61,25 @@ from kineto_json import (
 )
 
 FIRST_STEP = 10
-"""Number of the first step in the file."""
+"""Number of the file's first step."""
 
 
 @dataclass(slots=True)
 class Truth:
-    """What is in a generated file.
+    """Contents of a generated trace.
 
     Attributes:
-        num_bytes: of the uncompressed JSON.
+        num_bytes: size of the uncompressed JSON.
         num_events: all entries of ``traceEvents``.
         num_timed_events: those with a duration.
         num_steps: complete steps.
         step_ns: length of every step.
-        begin_ns, end_ns: first begin and last end of a timed event, since 1970.
+        begin_ns, end_ns: first start and last end of a timed event, since 1970.
         events, total_ns: by category.
         by_name: calls and total nanoseconds by category and name.
         device_busy_ns: length of the union of all device work.
         copied_bytes, set_bytes: of all copies and sets.
-        num_allocations, allocated_bytes, released_bytes: on the device and the host together.
+        num_allocations, allocated_bytes, released_bytes: totals of device and CPU.
         num_collectives: communication kernels.
         flows: flow events by name.
     """
@@ -104,7 +104,6 @@ class Truth:
     flows: dict[str, int] = field(default_factory=dict)
 
     def count(self, category: str, name: str, begin_ns: int, duration_ns: int) -> None:
-        """Count one timed event."""
         self.events[category] = self.events.get(category, 0) + 1
         self.total_ns[category] = self.total_ns.get(category, 0) + duration_ns
         tally = self.by_name.setdefault(category, {}).setdefault(name, [0, 0])
@@ -114,26 +113,25 @@ class Truth:
         self.end_ns = max(self.end_ns, begin_ns + duration_ns)
 
     def count_flows(self, name: str, number: int) -> None:
-        """Count ends of flow arrows."""
         self.flows[name] = self.flows.get(name, 0) + number
 
 
 def generate_trace(
     path: str | Path, num_bytes: int, *, seed: int = 0, rank: int = 0, world_size: int = 2
 ) -> Truth:
-    """Write whole steps until the JSON has at least ``num_bytes``; at least one step.
+    """Write whole steps until the JSON has at least ``num_bytes`` and one step.
 
     Args:
-        path: the file; compressed when its name ends in ``.gz``.
-        num_bytes: of uncompressed JSON.
-        seed: of all durations.
+        path: the file; compressed if its name ends in ``.gz``.
+        num_bytes: size of the uncompressed JSON.
+        seed: for all durations.
         rank: of the process.
         world_size: number of processes.
     """
     path = Path(path)
     truth = Truth()
     training = _Training(truth, random.Random(seed), world_size)
-    # Operators, memory and device work stand one after the other in the file, but each step makes all three.
+    # In the file, operators, memory and device work follow each other, but each step produces all three.
     with _open(path) as file, _spool(path) as memory, _spool(path) as device:
         written = _write(file, header(rank, world_size))
         while not truth.num_steps or written < num_bytes:
@@ -156,7 +154,7 @@ def generate_trace(
 
 
 class _Training:
-    """Makes one step after the other; its rows are those of the latest step."""
+    """Generates one step at a time. The rows are those of the latest step."""
 
     def __init__(self, truth: Truth, rng: random.Random, world_size: int) -> None:
         self.truth = truth
@@ -178,12 +176,12 @@ class _Training:
         self.allocated = {True: 2**30, False: 2**20}
 
     def step(self) -> None:
-        """One training step, from fetching its data to the loss being known."""
+        """Generate one training step, from fetching its data to waiting for the loss."""
         self.host_rows, self.memory_rows, self.device_rows, self.busy = [], [], [], []
         name = f"ProfilerStep#{FIRST_STEP + self.truth.num_steps}"
         begin_ns = self.now_ns
         place, number = len(self.host_rows), self._next_id()
-        self.host_rows.append("")  # its length is known at its end
+        self.host_rows.append("")  # its length isn't known yet
         index = self._next_index()
         now_ns = self._run_all((FETCH, *TO_DEVICE, ZERO_GRAD), begin_ns + 2_000, MAIN_THREAD)
         now_ns = self._run_all(self.blocks, now_ns, MAIN_THREAD)
@@ -202,7 +200,7 @@ class _Training:
         self.now_ns = now_ns + 3_000 + int(self.random() * 2_000)
 
     def footer(self) -> str:
-        """What follows the last event that was measured."""
+        """Return the text after the last measured event."""
         begin_ns, end_ns = BEGIN_NS - 96_044, self.now_ns
         self.truth.count("Trace", "PyTorch Profiler (0)", begin_ns, end_ns - begin_ns)
         self.num_other_events += 3
@@ -218,7 +216,7 @@ class _Training:
         return f'{span}{sort}{start},{end}\n  ],"traceName": "generated.pt.trace.json" }}'
 
     def _backward(self, now_ns: int) -> int:
-        """Runs what autograd collected, last first, with a reduction after each bucket."""
+        """Run the nodes that autograd recorded, last first, with a reduction after each bucket."""
         per_bucket = -(-len(self.pending) * BUCKET_BLOCKS // BLOCKS)
         for number, (operators, sequence) in enumerate(reversed(self.pending), 1):
             now_ns = self._run(operators[0], now_ns, BACKWARD_THREAD, sequence=sequence)
@@ -236,14 +234,14 @@ class _Training:
     def _run(
         self, operator: Op, begin_ns: int, thread: int, sequence: int | None = None, is_inner: bool = False
     ) -> int:
-        """Write an operator and all inside it; returns its end.
+        """Write an operator and its contents; returns its end.
 
         Args:
             operator: the operator.
-            begin_ns: its begin.
+            begin_ns: its start.
             thread: its thread.
-            sequence: of the forward operator, for a node of the graph that autograd runs.
-            is_inner: whether it is the node itself, where the arrow from the forward operator ends.
+            sequence: of the forward operator, for a graph node that autograd runs.
+            is_inner: whether it's the node itself, where the arrow from the forward operator ends.
         """
         number, index, place = self._next_id(), self._next_index(), len(self.host_rows)
         self.host_rows.append("")
@@ -282,7 +280,7 @@ class _Training:
         self.correlation += 1
         correlation = self.correlation
         end_ns = begin_ns + 2_500 + int(self.random() * 4_000)
-        if launch.work is None:  # a wait for everything on the device
+        if launch.work is None:  # waits for everything on the device
             end_ns = max(end_ns, *self.stream_free_ns.values()) + 1_500
         self.device_rows.append(
             timed_row(
@@ -298,7 +296,7 @@ class _Training:
         return end_ns
 
     def _work(self, work: Work, launched_ns: int, correlation: int, number: int) -> None:
-        """Write work of the device, after what its stream has before it."""
+        """Write device work, which starts after all earlier work on its stream."""
         stream = work.stream
         begin_ns = max(launched_ns + 1_000, self.stream_free_ns[stream] + 600) + int(self.random() * 500)
         duration_ns = int(work.about_ns * (0.9 + 0.2 * self.random()))
@@ -331,7 +329,7 @@ class _Training:
             self._annotate_device("nccl:all_reduce", stream, begin_ns, begin_ns + duration_ns, number)
 
     def _annotate_device(self, name: str, stream: int, begin_ns: int, end_ns: int, number: int) -> None:
-        """The device's twin of an annotation; Kineto starts it 1 ns early and ends it 1 ns late."""
+        """Write an annotation's copy on the device, which Kineto starts 1 ns early and ends 1 ns late."""
         begin_ns, duration_ns = begin_ns - 1, end_ns - begin_ns + 2
         self.device_rows.append(
             timed_row(
@@ -396,7 +394,6 @@ def _spool(path: Path) -> Iterator[IO[bytes]]:
 
 
 def main() -> None:
-    """Write a file and print what is in it."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("path", type=Path, help="the file to write; compressed if it ends in .gz")
     parser.add_argument("--mb", type=float, default=50.0, help="megabytes of JSON (default: 50)")

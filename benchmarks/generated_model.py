@@ -1,4 +1,4 @@
-"""The operators, kernels and copies of a training step as a generated trace shows them."""
+"""The operators, kernels and copies of a generated trace's training step."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from kineto_json import COMMUNICATION_STREAM, COMPUTE_STREAM
 BATCH, LENGTH, WIDTH, HEADS = 8, 512, 1024, 16
 BLOCKS = 12
 BUCKET_BLOCKS = 3
-"""An all-reduce follows the gradients of so many blocks."""
+"""Number of blocks whose gradients one all-reduce covers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Something that occupies the device: a kernel, a copy or a set.
+    """Device work: a kernel, a copy or a set.
 
     Attributes:
         category: as in the file.
         name: as in the file.
-        about_ns: how long it takes, give or take a tenth.
-        stream: where it runs.
-        args: what Kineto says of it after the correlation.
+        about_ns: approximate duration, within a tenth.
+        stream: that it runs on.
+        args: Kineto's fields after the correlation.
         size_bytes: of a copy or set.
     """
 
@@ -38,7 +38,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A call of the runtime or the driver on the host, with the work it starts, if any."""
+    """A runtime or driver call on the CPU, with the work it starts, if any."""
 
     name: str
     cbid: int
@@ -48,7 +48,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Memory taken (or given back, if negative) inside an operator."""
+    """Memory allocated inside an operator; negative if released."""
 
     size_bytes: int
     on_device: bool = True
@@ -56,12 +56,12 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator or annotation with what happens inside it.
+    """An operator or annotation, with its contents.
 
     Attributes:
         name: as in the file.
         parts: in order.
-        inputs: what torch says of its inputs, as JSON fields.
+        inputs: its inputs as JSON fields, as torch writes them.
         backward: what autograd runs for it; such an operator has a sequence number and a flow arrow.
         category: as in the file.
     """
@@ -84,7 +84,7 @@ def _kernel(
     stream: int = COMPUTE_STREAM,
     collective: str = "",
 ) -> Work:
-    """A kernel with all that Kineto says of it."""
+    """Make a kernel with all of Kineto's fields."""
     per_sm = grid / 108
     args = (
         f',      "registers per thread": {registers},      "shared memory": {16 * block},'
@@ -111,7 +111,7 @@ def _launch_kernel(work: Work) -> Launch:
 
 
 def _inputs(*dims: list[int], dtype: str = "c10::BFloat16", extra: tuple[str, ...] = ()) -> str:
-    """What ``record_shapes`` adds to an operator: tensors of these shapes, then these concrete values."""
+    """Return the fields that ``record_shapes`` adds: tensors of these shapes, then these concrete values."""
     strides = [[prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape in dims]
     concrete = [""] * len(dims) + list(extra)
     kinds = [dtype] * len(dims) + ["Scalar"] * len(extra)
@@ -123,7 +123,7 @@ def _inputs(*dims: list[int], dtype: str = "c10::BFloat16", extra: tuple[str, ..
 
 
 def _autograd(name: str, *parts: Op | Launch | Allocation, inputs: str = "") -> Op:
-    """What autograd's thread shows for one node of the graph."""
+    """Make the operator that autograd's thread shows for a graph node."""
     return Op(f"autograd::engine::evaluate_function: {name}", (Op(name, parts, inputs),))
 
 
@@ -319,7 +319,7 @@ def _elementwise(name: str, node: str, kernel: str, width: int) -> Op:
 
 
 def forward_pass() -> Iterator[Op]:
-    """The operators of all layers, in the order of the forward pass."""
+    """Yield the operators of all layers, in forward order."""
     for _ in range(BLOCKS):
         yield from (_norm(), _linear(WIDTH, 3 * WIDTH), _attention(), _linear(WIDTH, WIDTH))
         yield _elementwise("aten::add", "AddBackward0", _ADD, WIDTH)
@@ -330,7 +330,7 @@ def forward_pass() -> Iterator[Op]:
 
 
 def all_reduce(world_size: int) -> Op:
-    """Communication as DDP starts it, with what torch says of it on the operator and on the kernel."""
+    """Make a collective as DDP starts it, with torch's fields on the operator and the kernel."""
     elements = BUCKET_BLOCKS * 12 * WIDTH * WIDTH
     ranks = list(range(world_size))
     fields = (

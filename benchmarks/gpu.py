@@ -1,20 +1,20 @@
-"""What profiling costs on a GPU, per step, per window and per fit, next to Lightning's profilers and TraceML.
+"""Cost of profiling on a GPU per step, window and fit, compared with Lightning's profilers and TraceML.
 
     python benchmarks/gpu.py                             # on the GPU; writes gpu.json, prints a table
     python benchmarks/gpu.py --rounds 9 --json h100.json
-    python benchmarks/gpu.py --device cpu --rounds 1     # the code alone: such times mean little
+    python benchmarks/gpu.py --device cpu --rounds 1     # only tests the code; the times mean little
 
-How it is measured, and why so:
+Method:
 
-* Wall time with the device synchronized at four points of a fit and nowhere between: after the first steps,
-  after the steps that may hold a window, at the last step and when the fit is over. So a fit has three parts:
-  steps with the window, steps without, and the rest.
-* The figure of a step is the mean of the steps without a window. That of a window is what its part takes
-  longer than as many such steps. That of a fit is the rest: set-up, report, files.
-* The variants take turns, each in a process of its own, as TraceML patches its process and torch's profiler
-  leaves threads behind. Each is compared with the bare Trainer of its own round; the table has the median of
-  these differences, the least and the most.
-* Two models: one whose step is nearly nothing but Lightning's loop, and one that keeps a GPU busy.
+* Figures are wall time. The device is synchronized only at four points of a fit: after the first steps, after
+  the steps that may have a window, at the last step, and after the fit. So a fit has three parts: steps with
+  the window, steps without, and the rest.
+* The step figure is the mean over the steps without a window. The window figure is its part's extra time,
+  compared with the same number of such steps. The fit figure is the rest: setup, report, files.
+* Variants alternate, each in its own process, because TraceML patches its process and torch's profiler leaves
+  threads behind. Each is compared with the bare Trainer of its own round. The table has the median, minimum
+  and maximum of these differences.
+* Two models: one whose step is almost only Lightning's loop, and one that keeps a GPU busy.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Model(LightningModule):
 
 
 class Batches(Dataset):
-    """The same batch over and over, in memory that a GPU can read."""
+    """The same batch repeated, pinned for CUDA."""
 
     def __init__(self, batch: Tensor, steps: int) -> None:
         self.batch, self.steps = batch, steps
@@ -83,7 +83,7 @@ class Batches(Dataset):
 
 
 class Clock(Callback):
-    """Reads the clock before a few steps, with the device at rest."""
+    """Reads the clock before selected steps, with an idle device."""
 
     def __init__(self, steps: int) -> None:
         self.at: dict[int, float] = {}
@@ -95,14 +95,13 @@ class Clock(Callback):
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done its work."""
+    """Return the time in seconds, after the device has finished its work."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
     return time.perf_counter()
 
 
 def trainer_arguments(name: str, folder: str) -> dict[str, Any]:
-    """A variant's."""
     if name in {"ours", "ours-window"}:
         from lightning_modelprof import ModelProfCallback  # noqa: PLC0415 -- the others go without
 
@@ -117,7 +116,7 @@ def trainer_arguments(name: str, folder: str) -> dict[str, Any]:
 
 
 def one_fit(name: str, model: str, device: str) -> dict[str, float]:
-    """The three parts of a fit in seconds, after a short one that loads what a device needs."""
+    """Return the three parts of a fit in seconds, after a short fit that warms up the device."""
     large = (4096, 6, 4096, 120) if device != "cpu" else (256, 6, 256, 60)
     width, depth, rows, steps = {"tiny": (64, 2, 16, 400 if device != "cpu" else 120), "large": large}[model]
     if device == "cpu":
@@ -147,10 +146,10 @@ def one_fit(name: str, model: str, device: str) -> dict[str, float]:
 
 
 def in_process(name: str, model: str, device: str) -> dict[str, float]:
-    """One fit in a process of its own.
+    """Run one fit in its own process.
 
     Raises:
-        RuntimeError: when it failed, with its last line.
+        RuntimeError: If it failed, with its last line.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
@@ -184,7 +183,7 @@ def in_process(name: str, model: str, device: str) -> dict[str, float]:
 
 
 def measure(device: str, rounds: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """All fits by model and variant, and the variants that failed with the reason."""
+    """Return all fits by model and variant, and the reason for each variant that failed."""
     fits: dict[str, dict[str, list[dict[str, float]]]] = {"tiny": {}, "large": {}}
     failed: dict[str, str] = {}
     for number in range(rounds):
@@ -205,7 +204,7 @@ def measure(device: str, rounds: int) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Describe the environment of the figures."""
     found: dict[str, Any] = {"device": device, "cpus": os.cpu_count(), "python": platform.python_version()}
     if device in {"cuda", "xpu"}:
         found["card"] = getattr(torch, device).get_device_name(0)
@@ -216,7 +215,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def table(fits: dict[str, Any], failed: dict[str, str]) -> str:
-    """For the docs, in Markdown."""
+    """Format the results for the docs, in Markdown."""
     lines = [
         "| over a bare Trainer | model | per step, µs | per window, ms | per fit, ms |",
         "|---|---|---:|---:|---:|",
@@ -237,14 +236,14 @@ def table(fits: dict[str, Any], failed: dict[str, str]) -> str:
 
 
 def difference(variants: dict[str, Any], name: str, part: str, scale: float) -> str:
-    """Median over the rounds of what a variant takes more than bare, with the least and the most."""
+    """Format a variant's extra cost over bare: median, minimum and maximum over the rounds."""
     pairs = zip(variants[name], variants[BARE], strict=False)
     each = [(one[part] - bare[part]) * scale for one, bare in pairs]
     return f"{median(each):+.3g} ({min(each):+.3g} to {max(each):+.3g})"
 
 
 def best_device() -> str:
-    """The GPU that torch finds."""
+    """Return the GPU that torch finds."""
     for kind in ("cuda", "xpu"):
         if getattr(torch, kind).is_available():
             return kind

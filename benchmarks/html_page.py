@@ -1,13 +1,13 @@
-"""What report.html costs: to write, in bytes, to open in a browser, and to sort, search and zoom there.
+"""Cost of report.html: time to write, bytes, and time to open, sort, search and zoom in a browser.
 
     python benchmarks/html_page.py
     python benchmarks/html_page.py --rounds 9 --json html_page.json
 
-Writing is CPU time of this process. Opening is the browser's own navigation timing: until the page's load
-event has ended (its script ran) and its content was painted first. Sort, search and zoom are the time from
-the event until the new layout is known. Everything is the median over the rounds, which take turns, and the
-ratio to the page of an empty report of the same run. Without Chromium, chromedriver and selenium only writing
-is measured.
+Writing is CPU time of this process. Opening is the browser's own navigation timing, until the page's load
+event ends, which includes its script, and its content is painted first. Sort, search and zoom are measured
+from the event until the new layout is known. All figures are medians over the rounds, in which the pages
+alternate, and ratios to the page of an empty report of the same run. Without Chromium, chromedriver and
+selenium, only writing is measured.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ACTIONS: Final = {
     "zoom": (".box", "document.querySelectorAll('.box')[1].click();"),
     "find": (".flame input", f"const box = document.querySelector('.flame input'); {TYPE}"),
 }
-"""Name → what the page must have for it, and what is done: with the first table and with the flame graph."""
+"""Element that an action needs, and its script, for the first table and for the flame graph."""
 
 
 def report_of(title: str, **fields: Any) -> Report:
@@ -77,14 +77,14 @@ def report_of(title: str, **fields: Any) -> Report:
 
 
 def no_steps() -> Report:
-    """A run that ended before its first step did: every table says why it is empty."""
+    """Report on a run that ended in its first step, so each table says why it's empty."""
     record = RankRecord(rank=0, steps=StepTimings.empty())
     run = Run(info=RunInfo(created="2026-01-01T00:00:00+00:00", model="Net"), ranks=(record,))
     return build_report(Facts(run))
 
 
 def modules(count: int) -> Report:
-    """The tree of a model with ``count`` modules, ten to a layer."""
+    """Report on a model's tree of ``count`` modules, ten per layer."""
     columns = (
         Column("module", "Module"),
         Column("params", "Params", Unit.COUNT),
@@ -104,7 +104,7 @@ def modules(count: int) -> Report:
 
 
 def boxes(count: int) -> Report:
-    """A flame graph of ``count`` boxes; each holds up to four."""
+    """Report with a flame graph of ``count`` boxes; each contains up to four."""
     frames: list[FlameFrame] = []
     waiting: list[tuple[int | None, int, float, float]] = [(None, 0, 0.0, 1e9)]
     for place in range(count):
@@ -129,7 +129,7 @@ def boxes(count: int) -> Report:
 
 
 def tables(count: int, rows: int) -> Report:
-    """``count`` tables of ``rows`` rows and nine columns."""
+    """Report with ``count`` tables of ``rows`` rows and nine columns."""
     columns = (
         Column("name", "Name"),
         *(Column(f"ns_{place}", f"Time {place}", Unit.DURATION_NS) for place in range(7)),
@@ -144,7 +144,7 @@ def tables(count: int, rows: int) -> Report:
 
 
 def charts(points: int) -> Report:
-    """Eight layers over ``points`` steps, the most that a report draws."""
+    """Report with eight layers over ``points`` steps, the maximum that a report draws."""
     series = tuple(
         Series(
             key=f"s{n}", label=f"Phase {n}", values=tuple(1e6 * (1 + (x * 7 + n) % 5) for x in range(points))
@@ -174,7 +174,7 @@ CASES: Final[dict[str, Callable[[], Report]]] = {
 
 
 def start_browser() -> Any | None:
-    """Chromium, or ``None`` where it, its driver or selenium is missing."""
+    """Start Chromium; ``None`` if it, its driver or selenium is missing."""
     binary = shutil.which("chromium") or shutil.which("google-chrome")
     driver = shutil.which("chromedriver")
     try:
@@ -191,7 +191,7 @@ def start_browser() -> Any | None:
 
 
 def measure(report: Report, browser: Any | None, path: Path) -> dict[str, float]:
-    """One round of one page: milliseconds, and bytes."""
+    """Measure one page once, in milliseconds and bytes."""
     begin = time.process_time()
     page = render_html(report)
     found = {"write_ms": 1e3 * (time.process_time() - begin), "num_bytes": float(len(page))}
@@ -207,14 +207,14 @@ def measure(report: Report, browser: Any | None, path: Path) -> dict[str, float]
 
 
 def run(rounds: int) -> dict[str, dict[str, float]]:
-    """Case → the medians of its figures and, where the empty page has them, their ratios to it."""
+    """Return each case's median figures, and their ratios to the empty page if that has them."""
     reports = {name: build() for name, build in CASES.items()}
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     browser = start_browser()
     try:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "report.html"
-            measure(reports[EMPTY], browser, path)  # templates are compiled and the browser is warm
+            measure(reports[EMPTY], browser, path)  # compiles the templates and warms up the browser
             for _ in range(rounds):
                 for name, report in reports.items():
                     found[name].append(measure(report, browser, path))
@@ -235,7 +235,7 @@ def run(rounds: int) -> dict[str, dict[str, float]]:
 
 
 def print_table(results: dict[str, dict[str, float]]) -> None:
-    """Milliseconds and KiB; in brackets how many times the empty page."""
+    """Print milliseconds and KiB, with the ratio to the empty page in brackets."""
     actions = [
         key
         for key in ("sort_ms", "search_ms", "zoom_ms", "find_ms")

@@ -1,9 +1,9 @@
-"""The rows of a Chrome trace as Kineto writes them for torch 2.13, to the blank (``output_json.cpp``)."""
+"""The rows of a Chrome trace, exactly as Kineto writes them for torch 2.13 (``output_json.cpp``)."""
 
 from __future__ import annotations
 
 BASE_NS = 1790857026000000000
-"""What Kineto subtracts from all time stamps; it changes every three months, so stamps are about 10^12 us."""
+"""Kineto subtracts this from all timestamps. It changes every three months, so they are about 10^12 us."""
 
 BEGIN_NS = 4318281830690189
 MAIN_THREAD, BACKWARD_THREAD, PID = 10050, 10121, 10050
@@ -15,17 +15,17 @@ HEADER_EVENTS = 14
 
 
 def microseconds(time_ns: int) -> str:
-    """A time as Kineto writes it, without loss."""
+    """Format a time in Kineto's format, without loss."""
     return f"{time_ns // 1000}.{time_ns % 1000:03}"
 
 
 def ids(number: int, index: int) -> str:
-    """What Kineto says of an annotation."""
+    """Return Kineto's fields for an annotation."""
     return f'"External id": {number},"Record function id": 0, "Ev Idx": {index}'
 
 
 def timed_row(category: str, name: str, track: Track, span_ns: tuple[int, int], args: str) -> str:
-    """An event on a (pid, tid) with its begin and duration."""
+    """Format an event on a (pid, tid), with its start and duration."""
     (pid, tid), (begin_ns, duration_ns) = track, span_ns
     return (
         f'\n  {{\n    "ph": "X",\n    "cat": "{category}",\n    "name": "{name}",\n    "pid": {pid},\n'
@@ -35,7 +35,7 @@ def timed_row(category: str, name: str, track: Track, span_ns: tuple[int, int], 
 
 
 def flow_row(kind: str, number: int | None, track: Track, time_ns: int, name: str) -> str:
-    """One end of an arrow: where it starts (s) or finishes (f)."""
+    """Format one end of an arrow: its start (s) or its finish (f)."""
     pid, tid = track
     binding = ', "bp": "e"' if kind == "f" else ""
     return (
@@ -46,7 +46,7 @@ def flow_row(kind: str, number: int | None, track: Track, time_ns: int, name: st
 
 
 def memory_row(track: Track, time_ns: int, args: str) -> str:
-    """An allocation or a release."""
+    """Format an allocation or a release."""
     pid, tid = track
     return (
         f'\n  {{\n    "ph": "i",\n    \n    "cat": "cpu_instant_event",\n    "s": "t",\n'
@@ -56,7 +56,7 @@ def memory_row(track: Track, time_ns: int, args: str) -> str:
 
 
 def metadata_row(name: str, pid: int | str, tid: int | str, arg: str) -> str:
-    """What a process or thread is called and where a viewer shows it."""
+    """Format a process's or thread's name, or its position in viewers."""
     return (
         f'\n  {{\n    "ph": "M",\n    "name": "{name}",\n    "ts": {microseconds(BEGIN_NS - 97_000)},\n'
         f'    "pid": {pid},\n    "tid": {tid},\n    "args": {{\n      {arg}\n    }}\n  }},'
@@ -64,7 +64,7 @@ def metadata_row(name: str, pid: int | str, tid: int | str, arg: str) -> str:
 
 
 def mark_row(name: str, pid: str, tid: str, time_ns: int) -> str:
-    """A point in time of the whole trace; without a comma, as it can be the last row."""
+    """Format a trace-wide instant; it has no trailing comma, because it can be the last row."""
     return (
         f'\n  {{\n    "ph": "i",\n    \n    "s": "g",\n    "name": "{name}",\n    "pid": {pid},\n'
         f'    "tid": {tid},\n    "ts": {microseconds(time_ns)}\n    \n  }}'
@@ -72,7 +72,7 @@ def mark_row(name: str, pid: str, tid: str, time_ns: int) -> str:
 
 
 def header(rank: int, world_size: int) -> str:
-    """Text up to the first event that was measured."""
+    """Return the text before the first measured event."""
     processes = ((PID, "CPU", PID), (DEVICE, "GPU 0", 5_000_000))
     threads = (
         (PID, MAIN_THREAD, f"thread {MAIN_THREAD} (python)", MAIN_THREAD),

@@ -1,13 +1,13 @@
-"""What the callback costs in libraries that sit on Lightning, and what following its advice gains there.
+"""Cost of the callback in libraries built on Lightning, and the gain from following its advice.
 
     python benchmarks/libraries.py with_darts with_gluonts
     python benchmarks/libraries.py --rounds 7 --python VENV/bin/python with_chemprop
 
-Each fit of ``examples/libraries`` runs in a process of its own, in turns: as it is, with the callback, and as
-the report advises. Time is that of the fit alone, without imports: CPU time of all threads and workers, and
-wall time. A prediction is called again and again in the same process: its CPU time is the median of 20.
-Ratios are of neighbours in a round; medians with their quartiles. As it is, the fit has a callback that does
-nothing: some libraries do more work with any callback (neuralforecast pickles its list at each prediction).
+Each fit of ``examples/libraries`` runs in its own process, in turns: without the callback, with it, and as
+the report advises. Times cover only the fit, not imports: CPU time of all threads and workers, and wall time.
+A prediction repeats in the same process; its CPU time is the median of 20. Ratios compare neighbors in a
+round; the table has medians and quartiles. The fit without our callback has one that does nothing, because
+some libraries do more work with any callback (neuralforecast pickles its list at each prediction).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PREDICTIONS: Final = 20
 
 
 def main() -> None:
-    """Measure and print a line for each library."""
+    """Print a line per library."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def one_round(python: str, example: str) -> dict[str, dict[str, float]]:
-    """Each variant once, in a process of its own."""
+    """Run each variant once, in its own process."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     found = {}
     for variant in VARIANTS:
@@ -67,7 +67,7 @@ def one_round(python: str, example: str) -> dict[str, dict[str, float]]:
 
 
 def run_one(example: str, variant: str) -> dict[str, float]:
-    """CPU and wall seconds of one fit, and CPU milliseconds of one prediction."""
+    """Return CPU and wall seconds of one fit, and CPU milliseconds of one prediction."""
     warnings.simplefilter("ignore")
     sys.path.insert(0, str(HERE))
     module = importlib.import_module(example)
@@ -83,26 +83,25 @@ def run_one(example: str, variant: str) -> dict[str, float]:
 
 
 def idle_callback() -> object:
-    """Of pytorch_lightning where that is loaded, else of lightning: Trainers of both take either."""
+    """Return a callback of pytorch_lightning if it's loaded, else of lightning; both Trainers take either."""
     package = sys.modules.get("pytorch_lightning") or importlib.import_module("lightning.pytorch")
     return package.Callback()
 
 
 def prediction(predict: Callable[[Any], object], model: Any) -> float:
-    """CPU seconds."""
+    """Return the CPU seconds of one prediction."""
     begin = cpu_seconds()
     predict(model)
     return cpu_seconds() - begin
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and its finished children."""
     times = os.times()
     return time.process_time() + times.children_user + times.children_system
 
 
 def row(example: str, rounds: Sequence[dict[str, dict[str, float]]]) -> str:
-    """Medians and quartiles of one example."""
     cost = [one["profiled"]["cpu_s"] / one["plain"]["cpu_s"] for one in rounds]
     predict = [one["profiled"]["predict_ms"] - one["plain"]["predict_ms"] for one in rounds]
     cpu = [one["plain"]["cpu_s"] / one["faster"]["cpu_s"] for one in rounds]
@@ -112,7 +111,7 @@ def row(example: str, rounds: Sequence[dict[str, dict[str, float]]]) -> str:
 
 
 def spread(values: Sequence[float], unit: str) -> str:
-    """Median and quartiles."""
+    """Format median and quartiles."""
     low, middle, high = (
         statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
     )

@@ -1,10 +1,10 @@
-"""A job of many ranks on one machine: what the ranks tell each other, and the cost of putting it together.
+"""A job of many ranks on one machine: the size of the ranks' messages, and the cost of merging them.
 
     python benchmarks/many_ranks.py [--ranks 1024] [--steps 20000]
 
-The steps of each rank are made up: gamma-distributed times in eight phases, one rank 20 ms late. Each rank's
-message is made and packed as in a real run; the first rank then unpacks all of them, finds the late one and
-builds the report.
+The ranks' steps are synthetic: gamma-distributed times in eight phases, with one rank 20 ms late. Each rank's
+message is created and packed as in a real run. The first rank then unpacks all of them, finds the late rank
+and builds the report.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MS = 1_000_000
 
 
 def run_of(rank: int, num_ranks: int, num_steps: int, late: int) -> Run:
-    """What one rank measured."""
+    """Make one rank's measurements."""
     times = np.random.default_rng(rank).gamma(4, 0.25 * MS, (num_steps, len(TIMED))).astype(np.int64)
     times[:, 0] += 20 * MS * (rank == late)
     times[:, 3] += 20 * MS * (rank != late)  # the others wait in backward
@@ -55,7 +55,6 @@ def run_of(rank: int, num_ranks: int, num_steps: int, late: int) -> Run:
 
 
 def main() -> None:
-    """Print sizes, times and memory."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Memory and time of a million steps: what the always-on part keeps, without a model beside it.
+"""Memory and time of a million steps: the always-on part, without a model.
 
     python benchmarks/many_steps.py [--steps 1000000]
 
-Steps come as the ledger hands them on, are taken over every 50 steps and looked at every 200, as the session
-does. Growth is that of the process's resident memory from the first 20,000 steps on, and of what
-Python has allocated.
+Steps arrive as from the ledger. As in a session, they're flushed every 50 steps and checked for slow ones
+every 200. Growth is that of the process's resident memory and of Python's allocated memory, from step 20,000
+on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BEGIN, EVERY = 20_000, 50
 
 
 def record(num_steps: int, *, traces: bool) -> tuple[Recorder, list[tuple[int, int, int]], float]:
-    """Add steps; returns the recorder, (step, resident bytes, traced bytes) now and then, and the seconds."""
+    """Add steps; returns the recorder, samples of (step, resident bytes, traced bytes), and the seconds."""
     recorder, process, numbers = Recorder(skip_first=10), psutil.Process(), random.Random(1)
     watch = SlowStepWatch()
     live = LiveFigures(recorder, "samples", watch)
@@ -59,7 +59,7 @@ def record(num_steps: int, *, traces: bool) -> tuple[Recorder, list[tuple[int, i
 
 
 def main() -> None:
-    """Print the growth, and what the archive of such a run takes."""
+    """Print the growth, and the size of the run's archive."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,16 +1,16 @@
-"""What many windows cost a long fit: ``active=3, wait=97, repeat=0``, over a run of ours without any.
+"""Cost of many windows in a long fit: ``active=3, wait=97, repeat=0``, compared with our run without any.
 
     python benchmarks/many_windows.py
     python benchmarks/many_windows.py --rounds 3 --steps 1000 --json many_windows.json
 
-CPU time of the training thread in the whole fit, without the steps that record and without torch's stop and
-export and the freeing of what it recorded, over the fit without windows (``active=0``) less as many of its
-mean steps. The steps in which a window warms up count as ours, and so does what torch takes to prepare and
-start its profiler, which has a figure of its own. FLOPs are counted in neither.
+The cost is the training thread's CPU time in the whole fit, except for the steps that record and for torch's
+stop, export and freeing of what it recorded. It's relative to the fit without windows (``active=0``), less as
+many of its mean steps. The steps in which a window warms up count as ours. So does torch's time to prepare
+and start its profiler, which also has its own figure. Neither run counts FLOPs.
 
-The model is the one linear layer of ``overhead.py``: no step is shorter, so no share can be higher. The two
-runs take turns; the figure is the median of the rounds with a bootstrap interval. Beside it are CPU times of
-all threads and processes, the recording steps included.
+The model is the single linear layer of ``overhead.py``. No step is shorter, so no share can be higher. The
+two runs alternate, and the figure is the median of the rounds with a bootstrap interval. The table also has
+the CPU times of all threads and processes, recording steps included.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAN = {"active": 3, "wait": 97, "repeat": 0}
 
 
 class Recording:
-    """CPU seconds of the training thread from a window's start to its closing, and what was recorded."""
+    """The training thread's CPU seconds from a window's start to its closing, and the recorded steps."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -59,7 +59,7 @@ class Recording:
 
 
 def run(steps: int) -> dict[str, float]:
-    """One fit of each."""
+    """Run one fit of each kind."""
     torchs, starting, recording = CpuMeter(), CpuMeter(), Recording()
     wrapped = [(owner, name, torchs.wrap) for owner, name in TORCHS_SHARE]
     wrapped += [(profile, name, starting.wrap) for name in ("prepare_trace", "start_trace")]
@@ -83,7 +83,6 @@ def run(steps: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -92,7 +91,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all figures to a file")
     options = parser.parse_args()
     be_quiet()
-    run(300)  # what the first window imports belongs to no round
+    run(300)  # imports of the first window don't count in any round
     rounds = [run(options.steps) for _ in range(options.rounds)]
     figures = {name: spread(np.array([one[name] for one in rounds])) for name in rounds[0]}
     document = {"environment": environment(), "steps": options.steps, "rounds": options.rounds}

@@ -1,17 +1,17 @@
-"""Computes the step time and what follows from it from an old run, without the package's own analysis.
+"""Computes the step time and related figures of an old run, without the package's own analysis.
 
     python benchmarks/one_step_time.py RUN...      # folders with a run.json
 
-Version 0.x printed up to six step times: the loop's mean with validation in it, the mean of steady steps, the
-trimmed mean, the median and two of traces. Since then a report has one, the mean over its clean steps from
-fetch to fetch, and this script says what each number became:
+Version 0.x printed up to six step times: the loop's mean including validation, the mean of steady steps, the
+trimmed mean, the median, and two from traces. A report now has one, the mean over its clean steps from fetch
+to fetch. This script shows what each number became:
 
 - step time: total duration of the clean steps / their number, the same as ``batch_cost`` and 1 / ``ips``;
-- parts: total self time of each phase in these steps / their number, which sum to it;
-- wait for data: of that phase, or of the device's wait where that is shorter;
-- best case: the step time less the savings of the findings about steps, of each phase no more than it has.
+- parts: total self time of each phase in these steps / their number, which add up to it;
+- waiting for data: of that phase, or the device's wait if that is shorter;
+- best case: the step time less the savings of the findings about steps, at most each phase's time.
 
-It prints the four old step times beside the new one, and fails if the report says another one.
+It prints the four old step times next to the new one, and fails if the report shows another one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MS = 1e6
 
 
 def old_step_times(record, totals) -> dict[str, float]:
-    """What was printed as the step time before, in ns."""
+    """Return the step times that old versions printed, in ns."""
     steps = record.steps
     profiler = [phase.key for phase in PHASES].index("profiler")
     ours = np.where(steps.phases_ns[:, profiler] == NOT_MEASURED, 0, steps.phases_ns[:, profiler])
@@ -51,7 +51,7 @@ def old_step_times(record, totals) -> dict[str, float]:
 
 
 def new_numbers(totals) -> tuple[float, dict[str, float]]:
-    """The step time and its parts, in ns: sums over the clean steps / their number."""
+    """Return the step time and its parts in ns: sums over the clean steps / their number."""
     clean = totals.clean()
     count = len(clean)
     sums = clean.total("phases_ns").tolist()
@@ -60,7 +60,7 @@ def new_numbers(totals) -> tuple[float, dict[str, float]]:
 
 
 def compare(folder: Path) -> bool:
-    """Prints the numbers of one run; whether its report has the new ones."""
+    """Print one run's numbers; returns whether its report has the new ones."""
     record = load_run(folder).ranks[0]
     totals = StepTotals.of(record.steps) if record.totals is None else record.totals
     report = read_report(folder)
@@ -94,7 +94,7 @@ def compare(folder: Path) -> bool:
 
 
 def main() -> int:
-    """All runs; 1 if a report has other numbers."""
+    """Compare all runs; returns 1 if a report has other numbers."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,25 +1,26 @@
-"""What profiling costs a step and a fit: CPU time of ours and of its peers, over a bare Trainer.
+"""Cost of profiling per step and per fit: CPU time of our callback and its peers, over a bare Trainer.
 
     python benchmarks/overhead.py
     python benchmarks/overhead.py --rounds 10 --steps 1000 --json overhead.json
 
-How it is measured, and why so:
+Method:
 
-* The model is one small linear layer on data in memory. What remains of a step is Lightning's own loop, so
-  that some microseconds can be seen at all, and the relative cost of a step is the worst there is.
-* `time.thread_time` counts the CPU time of the training thread, as waiting for a core on a shared machine is
-  no cost of anybody's. The data loader reads it, the same way for all, after a warm-up and at the end: the
-  figure is the mean of all steps between, so what is rare is in it. What a tool does on threads of its own is
-  in the figure of all threads of the process.
-* The variants take turns in one process, in rotating order. Each is compared with the bare Trainer, or with
-  the logger alone, of its own round, as a machine's speed drifts by more than what is measured. The figure is
-  the median of these differences, with a bootstrap interval; a quotient is one of two such medians.
-* *Once* is the fit without its steps: set-up, report, and what it prints. Of ours each fit is as a process's
-  first one, which prints its report; but imports are over, which ``startup.py`` and the first fits in
-  ``overhead_processes.py`` have. Counting FLOPs and windows are switched off (``flops=False, active=0``).
-* All variants get all rounds. AdvancedProfiler and gpuprof, ten times an empty callback and more in earlier
-  runs, are no longer among them: 40 rounds of 3,000 steps of nine variants take ten minutes.
-* What changes the whole process is measured in processes of its own, by ``overhead_processes.py``.
+* The model is one small linear layer on data in memory. Almost all of a step is Lightning's own loop, so a
+  few microseconds are visible, and the relative cost per step is the worst case.
+* `time.thread_time` counts the training thread's CPU time, because waiting for a core on a shared machine is
+  no tool's cost. The data loader reads it for all variants alike, after a warm-up and at the end. The figure
+  is the mean over all steps in between, so it includes rare events. A tool's own threads are in the figure of
+  all the process's threads.
+* Variants alternate in one process, in rotating order. Each is compared with the bare Trainer, or with the
+  logger alone, of its own round, because a machine's speed drifts by more than the measured costs. The figure
+  is the median of these differences with a bootstrap interval. A quotient is one of two such medians.
+* *Once* is the fit without its steps: setup, report, and printing. Each fit of ours counts as the process's
+  first one, which prints its report. Imports aren't included; ``startup.py`` and the first fits in
+  ``overhead_processes.py`` have them. FLOPs and windows are off (``flops=False, active=0``).
+* All variants get all rounds. AdvancedProfiler and gpuprof cost at least ten times as much as an empty
+  callback in earlier runs, so they're no longer included. 40 rounds of 3,000 steps of nine variants take ten
+  minutes.
+* ``overhead_processes.py`` measures tools that change the whole process, in separate processes.
 """
 
 from __future__ import annotations
@@ -45,24 +46,24 @@ PEERS = ("traceml-ai",)
 
 
 def measure(chosen: list[Variant], rounds: int, steps: int) -> list[Variant]:
-    """All variants in turns, after a warm-up: what the first use imports and compiles belongs to no round."""
+    """Alternate all variants, after a warm-up, so that no round includes first imports and compilation."""
     for variant in chosen:
         fit(variant.arguments, steps=50)
     for number in range(rounds):
         start = number % len(chosen)
         order = chosen[start:] + chosen[:start]
-        # Backwards every other time, so that nobody always follows the same neighbour.
+        # Reverse every other round, so that no variant always follows the same neighbor.
         for variant in reversed(order) if number % 2 else order:
             variant.fits.append(fit(variant.arguments, steps))
     return chosen
 
 
 def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], rounds: int) -> dict[str, float]:
-    """A statistic of all rounds, and its 95 % interval when the rounds are drawn anew.
+    """Return a statistic of all rounds, with its bootstrapped 95% interval.
 
     Args:
         statistic: takes indices of rounds, shape (draws, rounds), and returns one figure per draw.
-        rounds: how many there are.
+        rounds: number of rounds.
     """
     draws = np.random.default_rng(0).integers(rounds, size=(4000, rounds))
     low, high = np.quantile(statistic(draws), (0.025, 0.975))
@@ -71,20 +72,20 @@ def bootstrap(statistic: Callable[[np.ndarray], np.ndarray], rounds: int) -> dic
 
 
 def spread(values: np.ndarray) -> dict[str, float]:
-    """Median with its interval, lowest and highest."""
+    """Return the median with its interval, minimum and maximum."""
     median = bootstrap(lambda draws: np.median(values[draws], axis=1), len(values))
     return {**median, "min": float(values.min()), "max": float(values.max())}
 
 
 def quotient(costs: np.ndarray, unit: np.ndarray) -> dict[str, float]:
-    """Median of the costs over the median of the unit; in a single round the unit can be near zero."""
+    """Divide the costs' median by the unit's median, because in a single round the unit can be near zero."""
     return bootstrap(
         lambda draws: np.median(costs[draws], axis=1) / np.median(unit[draws], axis=1), len(costs)
     )
 
 
 def summarize(measured: list[Variant]) -> dict[str, dict[str, Any]]:
-    """Compares every variant with its base of the same round."""
+    """Compare each variant with its base of the same round."""
     figures = {
         kind.name: {one.name: np.array([getattr(of, kind.name) for of in one.fits]) for one in measured}
         for kind in fields(Fit)
@@ -98,7 +99,7 @@ def summarize(measured: list[Variant]) -> dict[str, dict[str, Any]]:
             over = figures[kind][name] - figures[kind][base]
             result[f"{kind}_over"] = spread(over)
             result[f"{kind}_times"] = quotient(over, figures[kind][one.unit] - figures[kind][base])
-        # What an empty callback takes is little, but what it takes is no tool's.
+        # An empty callback costs little, but no tool causes that cost.
         empty = EMPTY if base == BARE else base
         for kind in ("once_ms", "once_all_ms"):
             result[f"{kind}_over"] = spread(figures[kind][name] - figures[kind][empty])
@@ -107,7 +108,7 @@ def summarize(measured: list[Variant]) -> dict[str, dict[str, Any]]:
 
 
 def chosen_variants(names: list[str] | None) -> list[Variant]:
-    """Those of these names, and what they are compared with; all without names."""
+    """Return the variants with these names and their references; without names, all."""
     known = {variant.name: variant for variant in variants()}
     wanted = {BARE, EMPTY}
     for name in known if names is None else names:
@@ -116,7 +117,7 @@ def chosen_variants(names: list[str] | None) -> list[Variant]:
 
 
 def version_of(package: str) -> str:
-    """As its metadata says."""
+    """Return the version from the package's metadata."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -124,7 +125,7 @@ def version_of(package: str) -> str:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Describe the environment of the figures."""
     cpu = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
         models = [

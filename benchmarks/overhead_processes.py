@@ -1,20 +1,20 @@
-"""What profiling costs where every fit has a process of its own: TraceML's launcher, SimpleProfiler and ours.
+"""Cost of profiling with a separate process per variant: TraceML's launcher, SimpleProfiler and ours.
 
     python benchmarks/overhead_processes.py
     python benchmarks/overhead_processes.py --rounds 9 --fits 5 --json overhead_processes.json
 
-TraceML is started by ``traceml run``, patches the process and has an aggregator in another one, so it cannot
-take turns with others in one process as in ``overhead.py``. Here nobody does:
+``traceml run`` starts TraceML, patches the process and runs an aggregator in another one. So TraceML can't
+alternate with others in one process, as in ``overhead.py``. Here no variant does:
 
-* In a round each variant has one new process. It trains the model of ``overhead.py`` some times. *First fit*
-  is what the first of them takes once, which has what a first use imports and compiles; all else is the mean
-  of the fits after it.
-* Each is compared with the bare Trainer of its own round. Two processes of the same thing differ more than
-  two fits in one. Python's hashes are the same in all.
-* *Whole command* is the CPU time of all processes that it waited for: Python's start, imports, all fits,
-  reports, and TraceML's launcher and aggregator.
-* TraceML has its callback added by ``traceml run``, with its defaults; it does not time the fetch here, as
-  the batches come from no DataLoader.
+* In a round, each variant has one new process, which trains the model of ``overhead.py`` several times.
+  *First fit* is the first fit's cost without its steps, which includes first imports and compilation. All
+  other figures are means of the later fits.
+* Each is compared with the bare Trainer of its own round. Two identical processes differ more than two fits
+  in one process. Python's hash seed is the same in all.
+* *Whole command* is the CPU time of all processes that the command waited for: Python's startup, imports, all
+  fits, reports, and TraceML's launcher and aggregator.
+* ``traceml run`` adds TraceML's callback, with its defaults. It doesn't time the fetch here, because the
+  batches don't come from a DataLoader.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def fit_some_times(name: str, steps: int, fits: int, answer: Path) -> None:
-    """What a process does: train, and write the figures to a file."""
+    """Train in a measured process, and write the figures to a file."""
     be_quiet()
     [variant] = [one for one in variants() if one.name == (BARE if name == TRACEML else name)]
     figures = [asdict(fit(variant.arguments, steps)) for _ in range(1 + fits)]
@@ -51,10 +51,10 @@ def fit_some_times(name: str, steps: int, fits: int, answer: Path) -> None:
 
 
 def command_of(name: str, folder: Path, options: argparse.Namespace) -> list[str]:
-    """The command line of a process.
+    """Return a process's command line.
 
     Raises:
-        FileNotFoundError: when the command ``traceml`` is not there.
+        FileNotFoundError: If the command ``traceml`` isn't installed.
     """
     script = str(Path(__file__).resolve())
     worker = ["--worker", name, "--steps", str(options.steps), "--fits", str(options.fits)]
@@ -79,7 +79,7 @@ def run_process(variant: Variant, options: argparse.Namespace) -> tuple[float, f
         What its first fit took once, in ms, and the CPU seconds of its command.
 
     Raises:
-        RuntimeError: when it failed, or when TraceML was not where it should be, or where it should not.
+        RuntimeError: If it failed, or if TraceML was imported in the wrong variant or missing in its own.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -100,7 +100,7 @@ def run_process(variant: Variant, options: argparse.Namespace) -> tuple[float, f
 
 
 def try_process(variant: Variant, options: argparse.Namespace) -> tuple[float, float] | None:
-    """``None`` for a process that failed, which is said."""
+    """Run a process; if it fails, print the error and return ``None``."""
     try:
         return run_process(variant, options)
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
@@ -109,7 +109,7 @@ def try_process(variant: Variant, options: argparse.Namespace) -> tuple[float, f
 
 
 def measure(chosen: list[Variant], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """All variants in turns; those that fail are left out and said so."""
+    """Alternate all variants; reports and skips those that fail."""
     taken: dict[str, list[tuple[float, float]]] = {variant.name: [] for variant in chosen}
     usable = list(chosen)
     for number in range(options.rounds):
@@ -129,7 +129,6 @@ def measure(chosen: list[Variant], options: argparse.Namespace) -> dict[str, dic
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -146,7 +145,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print, or be one of the measured processes."""
+    """Measure and print, or run as a measured process."""
     options = parse_args()
     if options.worker:
         fit_some_times(options.worker, options.steps, options.fits, options.answer)

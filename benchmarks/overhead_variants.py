@@ -1,4 +1,4 @@
-"""The ways to train that the benchmarks of steps compare, and how one is measured."""
+"""The training variants that the step benchmarks compare, and how to measure one."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ WARM_UP_STEPS = 60  # more than LOG_EVERY, so that everything has happened once
 
 
 def tree_s() -> float:
-    """CPU seconds of this process and of all that it started, those that still run included."""
+    """Return the CPU seconds of this process and all its descendants, including running ones."""
     own, ended = time.process_time(), resource.getrusage(resource.RUSAGE_CHILDREN)
     children = 0.0
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+        with contextlib.suppress(psutil.Error):  # it may have ended
             children += sum(child.cpu_times()[:4])
     return own + ended.ru_utime + ended.ru_stime + children
 
 
 class TinyModel(LightningModule):
-    """A step that is nearly nothing but Lightning's loop."""
+    """A step that is almost only Lightning's loop."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,13 +53,13 @@ class TinyModel(LightningModule):
 
 
 class ProbedBatches:
-    """A data loader of one batch over and over that reads the clocks after a warm-up and at its end.
+    """Repeats one batch, and reads the clocks after a warm-up and at the end.
 
-    Between two fetches lies exactly one step, whatever hooks run in it.
+    Exactly one step lies between two fetches, whatever hooks run in it.
     """
 
     def __init__(self, steps: int) -> None:
-        # One more than is measured: the last fetch ends the last measured step.
+        # One more than measured, because the last fetch ends the last measured step.
         self.length = WARM_UP_STEPS + steps + 1
         self.batch = torch.rand(16, 32)
         self.thread_s: list[float] = []
@@ -78,13 +78,13 @@ class ProbedBatches:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What one fit cost, in CPU time.
+    """CPU time of one fit.
 
     Attributes:
-        step_us: a step on the training thread, mean of all measured steps.
+        step_us: per step on the training thread, mean over all measured steps.
         threads_us: the same on all threads of the process.
-        once_ms: of the training thread, all but steps.
-        once_all_ms: of all threads and processes, all but steps.
+        once_ms: of the training thread, without steps.
+        once_all_ms: of all threads and processes, without steps.
         total_s: of the training thread.
         total_all_s: of all threads and processes.
     """
@@ -98,7 +98,7 @@ class Fit:
 
 
 def fit(arguments: Callable[[str], dict[str, Any]], steps: int) -> Fit:
-    """Train once; what is printed goes nowhere, as the terminal's speed is not the subject."""
+    """Train once; discards the output, so that the terminal's speed doesn't matter."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         batches = ProbedBatches(steps)
         gc.collect()
@@ -138,8 +138,8 @@ class Variant:
     Attributes:
         name: as on the command line.
         label: as in the table.
-        arguments: makes the Trainer's arguments for a run in a folder; they are fresh each time.
-        base, unit: it is compared with the first, and that with what the second costs over the first.
+        arguments: creates the Trainer's arguments for a run in a folder, with new objects each time.
+        base, unit: the variant it's compared with, and the variant whose cost over the base is the unit.
         fits: one per round.
     """
 
@@ -152,11 +152,11 @@ class Variant:
 
 
 def ours(**arguments: Any) -> Callback:
-    """Steps are timed and sampled; counting FLOPs and windows are not part of this."""
+    """Time and sample steps, without FLOPs or windows."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415 - the peers can be measured without it
     from lightning_modelprof.engine.process_loops import PROCESS_LOOPS  # noqa: PLC0415
 
-    PROCESS_LOOPS.forget()  # each fit as if it were the first one, which prints its report
+    PROCESS_LOOPS.forget()  # each fit counts as the first one, which prints its report
     return ModelProfCallback(**{"active": 0, "flops": False, **arguments})
 
 
@@ -165,13 +165,13 @@ def tensorboard(folder: str, *callbacks: Callback) -> dict[str, Any]:
 
 
 def variants() -> list[Variant]:
-    """All that can be trained in one process in turns."""
+    """Return all variants that can alternate in one process."""
     return [
         Variant(BARE, "bare Trainer", lambda folder: {}),
         Variant(EMPTY, "empty Callback", lambda folder: {"callbacks": [Callback()]}),
         Variant(OURS, "ModelProfCallback", lambda folder: {"callbacks": [ours()]}),
         Variant("simple-profiler", "SimpleProfiler", lambda folder: {"profiler": SimpleProfiler()}),
-        # Its only window is over when the warm-up is.
+        # Its only window ends during the warm-up.
         Variant(
             "pytorch-profiler",
             "PyTorchProfiler after its window",
@@ -203,7 +203,7 @@ def variants() -> list[Variant]:
 
 
 def be_quiet() -> None:
-    """One thread for all, and none of the warnings about few workers and the like."""
+    """Use one thread, and silence warnings such as those about few workers."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):

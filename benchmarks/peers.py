@@ -1,21 +1,21 @@
-"""All benchmarks against the peers in one run of at most 25 minutes, written to ``benchmarks/README.md``.
+"""Runs all benchmarks against the peers within 25 minutes and writes ``benchmarks/README.md``.
 
     python benchmarks/peers.py --environments peers
     python benchmarks/peers.py --environments peers --only overhead window --results results
     python benchmarks/peers.py --results results --render
 
-The peers live in virtual environments below the folder ``--environments``, which are made when they are not
-there (about 3 GB, before the 25 minutes); the packages that read traces have one of their own. A peer that
-cannot be installed is left out and said so. What each benchmark wrote stays in ``--results``; ``--render``
-makes the tables of it anew without running anything.
+The peers live in virtual environments below the folder ``--environments``. Missing ones are created first
+(about 3 GB, not included in the 25 minutes). The packages that read traces have their own environment. If a
+peer can't be installed, it's left out with a note. ``--results`` keeps each benchmark's output, and
+``--render`` creates the tables from it without running anything.
 
-Verdicts and FLOPs, which are no costs and take seven minutes, run only where ``--only`` names them. Parts
-that do not run keep the tables that they have.
+Verdicts and FLOPs aren't costs and take seven minutes, so they only run if ``--only`` names them. Parts that
+don't run keep their tables.
 
-Minutes on two cores that do nothing else: overhead 10, processes 3.5, startup 1, window 3, many_windows 1,
-traces 3, the others a quarter together.
+Minutes on two idle cores: overhead 10, processes 3.5, startup 1, window 3, many_windows 1, traces 3, and a
+quarter for all others together.
 
-Nothing else should run on the machine: the load before and after each part is in the table of the run.
+Nothing else should run on the machine. The run's table has the load before and after each part.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HERE = ROOT / "benchmarks"
 README = HERE / "README.md"
 
 ENVIRONMENTS = {
-    # torch before anything that would choose another build of it.
+    # torch first, so that no other package installs another build of it.
     "main": (
         ["torch==2.13.0"],
         [
@@ -62,10 +62,10 @@ ENVIRONMENTS = {
             ),
         ],
     ),
-    # With pandas 3 HolisticTraceAnalysis fails on larger traces.
+    # HolisticTraceAnalysis fails with pandas 3 on larger traces.
     "hta": (["HolisticTraceAnalysis==0.5.0", "torch_tb_profiler==0.4.3", "setuptools", "pandas<3"],),
 }
-"""Packages of each virtual environment, in the order in which pip is called."""
+"""Packages of each virtual environment, in the order of pip's calls."""
 
 VERSIONS = {
     "main": (
@@ -81,10 +81,10 @@ class Part:
     """One benchmark.
 
     Attributes:
-        name: of the section, and of the files in the folder of results.
+        name: of the section, and of its files in the results folder.
         environment: that it runs in.
-        script, arguments: the command; it writes JSON to the file that is added.
-        table: makes Markdown of that JSON, or of what was printed.
+        script, arguments: the command; it writes JSON to an additional argument's file.
+        table: converts the JSON or the output to Markdown.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Part:
 
 
 def parts(environments: Path, traces: Sequence[Path]) -> list[Part]:
-    """The short configurations, those that measure time first."""
+    """List the short configurations, those that measure time first."""
     reader = str(environments / "hta" / "bin" / "python")
     peers = [f"--peers-python={name}={reader}" for name in ("torch_tb_profiler", "HolisticTraceAnalysis")]
     files = [str(path.resolve()) for path in traces]
@@ -123,7 +123,7 @@ ON_REQUEST = ("verdicts", "flops")
 
 
 def make_environments(folder: Path) -> None:
-    """Make those that are not there; what cannot be installed is said."""
+    """Create missing environments, and report those that can't be installed."""
     for name, steps in ENVIRONMENTS.items():
         home = folder / name
         ready = home / "ready"
@@ -139,7 +139,7 @@ def make_environments(folder: Path) -> None:
 
 
 def versions_in(folder: Path) -> dict[str, str]:
-    """Packages of all environments, as their metadata says."""
+    """Return the package versions of all environments."""
     code = "import sys, importlib.metadata as m\nfor p in sys.argv[1:]: print(p, m.version(p))"
     found: dict[str, str] = {}
     for name, packages in VERSIONS.items():
@@ -151,7 +151,7 @@ def versions_in(folder: Path) -> dict[str, str]:
 
 
 def about_machine(environments: Path) -> dict[str, str]:
-    """What the figures depend on."""
+    """Describe the environment of the figures."""
     information = Path("/proc/cpuinfo")
     lines = information.read_text().splitlines() if information.exists() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -165,7 +165,7 @@ def about_machine(environments: Path) -> dict[str, str]:
 
 
 def run_part(part: Part, environments: Path, results: Path) -> dict[str, Any]:
-    """Run a benchmark; its output stays in the folder of results."""
+    """Run a benchmark, and keep its output in the results folder."""
     about: dict[str, Any] = {"name": part.name, "began": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())}
     about["load_before"] = os.getloadavg()[0]
     begin = time.perf_counter()
@@ -191,7 +191,7 @@ def run_part(part: Part, environments: Path, results: Path) -> dict[str, Any]:
 
 
 def render(all_parts: Sequence[Part], results: Path) -> None:
-    """Write the tables into the document."""
+    """Write the tables into the README."""
     run = json.loads((results / "run.json").read_text())
     tables.put_between_markers(README, "run", tables.run_table(run))
     problems = {one["name"]: one["problem"] for one in run["parts"]}
@@ -207,7 +207,6 @@ def render(all_parts: Sequence[Part], results: Path) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -226,7 +225,6 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Run and write."""
     options = parse_args()
     options.environments = options.environments.absolute()  # the commands run in other folders
     all_parts = parts(options.environments, options.traces)

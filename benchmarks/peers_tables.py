@@ -1,4 +1,4 @@
-"""The tables of ``benchmarks/README.md``, from what the benchmarks wrote as JSON."""
+"""The tables of ``benchmarks/README.md``, from the benchmarks' JSON files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ JUDGEMENTS = ("right", "cannot name it", "wrong", "silent", "failed")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown; columns after the first are aligned to the right."""
+    """Make a Markdown table whose columns after the first are right-aligned."""
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
 
 
 def within(figures: Mapping[str, float], digits: str, sign: str = "") -> str:
-    """The median with its interval, or with the lowest and the highest."""
+    """Format the median with its interval, else with its minimum and maximum."""
     low, high = (
         figures[name]
         for name in (("interval_low", "interval_high") if "interval_low" in figures else ("min", "max"))
@@ -27,7 +27,7 @@ def within(figures: Mapping[str, float], digits: str, sign: str = "") -> str:
 
 
 def overhead_table(document: Mapping[str, Any]) -> str:
-    """What a step and a fit cost over the bare Trainer, and over the logger alone."""
+    """Cost per step and per fit, over the bare Trainer and over the logger alone."""
     variants = document["variants"]
     bare = variants["bare"]["step_us"]
     settings = f"{document['rounds']} rounds of"
@@ -67,7 +67,7 @@ def _overhead_rows(rows: Sequence[Mapping[str, Any]], base: str, unit: str, targ
 
 
 def window_table(document: Mapping[str, Any]) -> str:
-    """What closing a window costs."""
+    """Cost of closing a window."""
     header = ["", "", "trace, MB", "windows", "torch's share, ms", "closing, ms", "closing over torch's"]
     header += ["all processes over torch's", "whole fit over bare, ms"]
     rows = [
@@ -90,7 +90,7 @@ def window_table(document: Mapping[str, Any]) -> str:
 
 
 def many_windows_table(document: Mapping[str, Any]) -> str:
-    """What many windows cost a long fit."""
+    """Cost of many windows in a long fit."""
     figures, plan = document["figures"], document["plan"]
     asked = ", ".join(f"{name}={value}" for name, value in plan.items())
     first = f"`{asked}`: {figures['windows']['median']:.0f} windows in {document['steps']:,} steps;"
@@ -108,7 +108,7 @@ def many_windows_table(document: Mapping[str, Any]) -> str:
 
 
 def startup_table(document: Mapping[str, Any]) -> str:
-    """What imports and commands take."""
+    """Times of imports and commands."""
     imports = document["imports"]
     rows = [
         ["`import lightning`, Python's start included", within(imports["lightning"], ".2f"), ""],
@@ -130,7 +130,7 @@ def startup_table(document: Mapping[str, Any]) -> str:
 
 
 def traces_table(document: Mapping[str, Any]) -> str:
-    """CPU time and memory from a file to the tables, and a window of torch's own."""
+    """CPU time and memory from a file to the tables, and for one of torch's own windows."""
     header = ["trace", "MB", "who", "process, CPU s", "target", "process, MB of memory", "target"]
     header += ["without imports, CPU s", "times ours", "MB of memory"]
     labels = {
@@ -167,7 +167,7 @@ def traces_table(document: Mapping[str, Any]) -> str:
 
 
 def key_averages_text(document: Mapping[str, Any]) -> str:
-    """Torch's own table of a recorded window."""
+    """Compare with torch's own table of a recorded window."""
     if "problem" in document:
         return f"`key_averages().table()`: {document['problem']}"
     ratios = sorted(entry["torch_s"] / entry["ours_s"] for entry in document["rounds"])
@@ -179,7 +179,7 @@ def key_averages_text(document: Mapping[str, Any]) -> str:
 
 
 def verdicts_table(document: Mapping[str, Any]) -> str:
-    """Who said what of which training."""
+    """Judgments per tool and training."""
     tools, rows = list(document["versions"]), document["rows"]
     names = list(dict.fromkeys(row["scenario"] for row in rows))
     said = {(row["scenario"], row["tool"]): row.get("judgement", "failed") for row in rows}
@@ -196,18 +196,18 @@ def verdicts_table(document: Mapping[str, Any]) -> str:
 
 
 def flops_table(printed: str) -> str:
-    """The table of tools of what ``flops.py`` prints, with the number of models."""
+    """The tools table printed by ``flops.py``, with the number of models."""
     _, tools, models, *_ = printed.split("\n\n")
     return f"{len(models.splitlines()) - 2} models.\n\n{tools}"
 
 
 def as_printed(printed: str) -> str:
-    """What has no table."""
+    """Output that has no table."""
     return f"```\n{printed.rstrip()}\n```"
 
 
 def run_table(run: Mapping[str, Any]) -> str:
-    """The machine, the versions, and what ran when."""
+    """The machine, the versions, and the parts with their times."""
     lines = [f"- {key}: {value}" for key, value in run["about"].items()]
     header = ["part", "began", "took, s", "load before", "load after"]
     rows = [
@@ -224,10 +224,10 @@ def run_table(run: Mapping[str, Any]) -> str:
 
 
 def put_between_markers(path: Path, name: str, generated: str) -> None:
-    """Replace what is between the two markers of a name.
+    """Replace the text between a name's two markers.
 
     Raises:
-        ValueError: when the file does not have each marker once, in this order.
+        ValueError: If the file doesn't contain each marker once, in this order.
     """
     begin, end = f"<!-- peers.py: {name} begin -->", f"<!-- peers.py: {name} end -->"
     text = path.read_text()

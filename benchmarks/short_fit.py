@@ -1,12 +1,12 @@
-"""What the callback with its defaults costs a one-batch predict and a short fit.
+"""Cost of the callback with its defaults for a one-batch predict and a short fit.
 
     python benchmarks/short_fit.py
     python benchmarks/short_fit.py --rounds 9
 
-The first part is CPU time of this process, all threads, of the same call with and without the callback in
-turns: medians, their difference with its quartiles, and the ratio. The second part is what
-``engine/budget.py`` supposes beforehand: the wall time that counting a step and a window of ten
-steps took beyond usual steps, and the estimate.
+The first part alternates the same call with and without the callback and counts this process's CPU time, all
+threads. It prints medians, their difference with quartiles, and the ratio. The second part compares actual
+costs with the estimates of ``engine/budget.py``: the extra wall time of counting one step and of a window of
+ten steps, over normal steps.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def cpu_ms(work: Callable[[], object]) -> float:
 
 
 def compare(name: str, rounds: int, prepare: Callable[[bool], Callable[[], object]]) -> None:
-    """Print the cost with and without the callback, in turns; the first turn warms up."""
+    """Print the cost with and without the callback, alternating; the first turn warms up."""
     took: dict[bool, list[float]] = {False: [], True: []}
     for turn in range(rounds + 1):
         for is_ours in (False, True) if turn % 2 else (True, False):
@@ -113,7 +113,7 @@ def fit(folder: Path) -> Callable[[bool], Callable[[], object]]:
     data = loader(STEPS)
 
     def prepare(is_ours: bool) -> Callable[[], object]:
-        PROCESS_LOOPS.forget()  # each fit as if it were the first one
+        PROCESS_LOOPS.forget()  # each fit counts as the first one
         callback = ModelProfCallback(dirpath=tempfile.mkdtemp(dir=folder)) if is_ours else None
         return lambda: trainer(folder, callback).fit(Net(), data)
 
@@ -121,7 +121,7 @@ def fit(folder: Path) -> Callable[[bool], Callable[[], object]]:
 
 
 def supposed(folder: Path, blocks: int) -> None:
-    """Print what counting and a window took, and what is supposed of them."""
+    """Print the measured and the estimated costs of counting and of a window."""
     window_ns, counted_ns = 0.0, 0.0
     step_window, end_window, end_inspection = Capture.begin_step, Budget.end_window, Budget.end_inspection
 
@@ -140,7 +140,7 @@ def supposed(folder: Path, blocks: int) -> None:
     def noted_inspection(self: Budget, begin_ns: int) -> None:
         nonlocal counted_ns
         end_inspection(self, begin_ns)
-        counted_ns = counted_ns or self._counted_ns  # of the step that is counted: modules are timed later
+        counted_ns = counted_ns or self._counted_ns  # of the counted step, because modules are timed later
 
     Capture.begin_step = timed_step  # type: ignore[method-assign]
     Budget.end_window = noted_window  # type: ignore[method-assign]

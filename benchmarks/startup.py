@@ -1,12 +1,13 @@
-"""What imports and the command line take until it answers, in fresh processes, and what is imported.
+"""Times of imports and of the command line until it responds, in fresh processes, and the imported modules.
 
     python benchmarks/startup.py
 
-CPU time of the process, user and system, by the operating system: other work on the machine changes it
-less than the clock. The first run of each is thrown away, as it may compile; what it compiles is kept.
+Figures are CPU time of the process, user and system, as the operating system reports it. Other work on the
+machine affects it less than wall time. The first run of each is discarded because it may compile bytecode,
+which later runs use.
 
-What ``import lightning_modelprof`` takes over ``import lightning`` is read in one process, before and after:
-two processes that import Lightning differ by more than that.
+One process measures ``import lightning_modelprof`` after ``import lightning``, because two processes that
+import Lightning differ by more than that.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ THREE_EVENTS = [
 
 
 def cpu_s(arguments: list[str]) -> float:
-    """CPU seconds of one process."""
+    """Return the CPU seconds of one process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(arguments, capture_output=True, check=False, env=ENVIRONMENT)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -42,7 +43,7 @@ def cpu_s(arguments: list[str]) -> float:
 
 
 def imported(arguments: list[str]) -> tuple[int, int]:
-    """Modules that a command imports: ours, and all."""
+    """Return the number of modules that a command imports: ours, and all."""
     result = subprocess.run(
         [sys.executable, "-X", "importtime", *arguments[1:]],
         capture_output=True,
@@ -65,7 +66,7 @@ print(begin, package - begin, time.process_time() - begin)
 
 
 def import_s() -> tuple[float, ...]:
-    """CPU seconds of a new process: until Lightning is there, then our package, then our callback, too."""
+    """Return a new process's CPU seconds after Lightning's import, then our package's and our callback's."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, env=ENVIRONMENT
     )
@@ -73,12 +74,11 @@ def import_s() -> tuple[float, ...]:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+    """Return median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

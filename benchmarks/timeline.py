@@ -1,15 +1,15 @@
-"""How fast traces become timelines and timelines become bytes for a browser, and how many.
+"""How fast traces become timelines, and timelines become bytes for a browser, and how many bytes.
 
     python benchmarks/timeline.py
     python benchmarks/timeline.py a.pt.trace.json.gz b.pt.trace.json --events 0
 
-* A generated trace (``generate_trace.py``) and the files that are given. Reading a file is not counted, nor
-  what all facts share (``build_timeline``), which has a column of its own.
-* Figures are the median of the rounds with the lowest and the highest, in seconds of elapsed time, in one
-  process and one thread.
-* ``rows`` is the part of ``build`` that finds out in which row each slice is drawn. Where slices nest it is
-  done for all at once, where they cross one by one: the last line is for calls of which one in 500 is a range
-  that ends after the call that opened it, as in a trace with Python functions.
+* Measures a generated trace (``generate_trace.py``) and the given files. Reading a file doesn't count. The
+  work that all facts share (``build_timeline``) has its own column.
+* Figures are the median of the rounds with minimum and maximum, in seconds of wall time, in one process and
+  one thread.
+* ``rows`` is the part of ``build`` that assigns each slice a row. Nested slices are done together, crossing
+  ones one by one. The last line has calls of which one in 500 is a range that ends after the call that opened
+  it, as in a trace with Python functions.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from lightning_modelprof.trace.model import Trace
 from lightning_modelprof.trace.reader import read_trace
 
 BYTES_PER_EVENT = 616
-"""Of a generated file, about."""
+"""Approximate size of a generated file."""
 
 
 def measured(rounds: int, work: Callable[[], Any]) -> list[float]:
-    """Seconds of each round, sorted."""
+    """Return the sorted seconds of all rounds."""
     seconds = []
     for _ in range(rounds):
         begin = time.perf_counter()
@@ -48,12 +48,12 @@ def measured(rounds: int, work: Callable[[], Any]) -> list[float]:
 
 
 def written(seconds: list[float]) -> str:
-    """Median, lowest and highest."""
+    """Format median, minimum and maximum."""
     return f"{statistics.median(seconds):.3f} ({seconds[0]:.3f} .. {seconds[-1]:.3f})"
 
 
 def print_trace(name: str, trace: Trace, rounds: int) -> None:
-    """One line of figures."""
+    """Print one line of figures."""
     shared = build_timeline(trace)
     timeline = timeline_of(trace, shared=shared)
     packed = pack_timeline(timeline)
@@ -70,7 +70,7 @@ def print_trace(name: str, trace: Trace, rounds: int) -> None:
 
 
 def crossing_calls(count: int) -> tuple[list[int], list[int]]:
-    """Begins and ends of calls on one thread, up to 40 deep in one call around all."""
+    """Return starts and ends of calls on one thread, up to 40 deep, within one outermost call."""
     random = np.random.default_rng(0)
     wants_call = random.random(4 * count) < 0.5
     begins, ends, stack, now = [0], [0], [0], 0
@@ -85,14 +85,14 @@ def crossing_calls(count: int) -> tuple[list[int], list[int]]:
     for row in reversed(stack):
         now += 1
         ends[row] = now
-    # A range ends somewhat later than the call around it: it crosses that one and those that follow.
+    # A range ends somewhat later than the call around it, so it crosses that one and those that follow.
     for row in range(1, count, 500):
         ends[row] = min(ends[row] + 200, now - 1)
     return begins, ends
 
 
 def print_crossing_rows(count: int, rounds: int) -> None:
-    """One more figure."""
+    """Print the time for crossing calls."""
     begins, ends = (np.array(column, np.int64) for column in crossing_calls(count))
     lane = np.zeros(count, np.int64)
     order = np.lexsort((-ends, begins))
@@ -102,7 +102,6 @@ def print_crossing_rows(count: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,19 +1,19 @@
-"""How fast traces become tables: ours against json.loads, torch_tb_profiler, HolisticTraceAnalysis and torch.
+"""How fast traces become tables: ours, json.loads, torch_tb_profiler, HolisticTraceAnalysis and torch.
 
     python benchmarks/trace_analysis.py a.pt.trace.json.gz b.pt.trace.json
     python benchmarks/trace_analysis.py --generate-mb 2 50 1000
     python benchmarks/trace_analysis.py a.pt.trace.json.gz --peers-python torch_tb_profiler=PEERS/bin/python
 
-* Every measurement is a process of its own. *Process* is CPU time (user and system, all threads and child
-  processes) from Python's start to its end, and the peak of its resident memory. The other figures are from
-  the file to the tables: starting Python and imports are before, and are subtracted.
-* All contenders take turns on all files, in rotating order. A ratio is taken within a round, as the speed of
-  a machine drifts; figures are the median of the rounds with the lowest and the highest. Larger files than
-  ``--large-mb`` are in the first two rounds only, for us and json.loads alone.
-* Peers can live in another environment (``--peers-python NAME=PATH``). One that is not there is reported as
-  not installed, one that fails as failed; neither has a number.
-* ``key_averages`` is another comparison: a window of a CPU training is recorded in the process, then torch's
-  ``key_averages().table()`` is compared with ours on the same window, export to a file included.
+* Each measurement is a separate process. *Process* is CPU time (user and system, all threads and child
+  processes) from Python's start to its end, and peak resident memory. The other figures are from the file to
+  the tables, without Python's startup and imports.
+* All contenders alternate on all files, in rotating order. Ratios are taken within a round, because a
+  machine's speed drifts. Figures are the median of the rounds with minimum and maximum. Files larger than
+  ``--large-mb`` are only in the first two rounds, for us and json.loads alone.
+* Peers can live in another environment (``--peers-python NAME=PATH``). Missing ones are reported as not
+  installed, failing ones as failed; neither has a number.
+* ``key_averages`` is a different comparison. The process records a window of a CPU training, then compares
+  torch's ``key_averages().table()`` with ours on the same window, including the export to a file.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ CONTENDERS = {
     "torch_tb_profiler": "torch_tb_profiler",
     "hta": "HolisticTraceAnalysis",
 }
-"""Functions of the worker → the package that it needs, "" for ours and the standard library."""
+"""The worker's functions, and the package each needs; "" for ours and the standard library."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one contender did on one file.
+    """One contender's result on one file.
 
     Attributes:
         cpu_s, peak_bytes: from the file to the tables, one figure per round.
         process_s, process_bytes: of the whole process, one figure per round.
-        details: what the worker said of its work, of the last round.
+        details: the worker's description of its work in the last round.
         problem: why there are no figures.
     """
 
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def measure(paths: list[Path], options: argparse.Namespace) -> list[dict[str, Outcome]]:
-    """All contenders on all files, in turns: a slow minute of the machine must not meet one file alone."""
+    """Alternate all contenders on all files, so that a slow minute of the machine spreads over all files."""
     table = [{name: Outcome() for name in CONTENDERS} for _ in paths]
     are_large = [uncompressed_bytes(path) > options.large_mb * 1e6 for path in paths]
     for is_large, outcomes in zip(are_large, table, strict=True):
@@ -100,7 +100,7 @@ def children_s() -> float:
 def run_worker(
     outcome: Outcome, name: str, python: str | None, arguments: list[str], timeout: float
 ) -> dict[str, Any] | None:
-    """One measurement in a fresh process, added to the outcome; ``None`` if there was a problem."""
+    """Add one measurement in a fresh process to the outcome; returns ``None`` if it failed."""
     command = [python or sys.executable, str(WORKER), name, *arguments]
     begin = children_s()
     try:
@@ -143,7 +143,7 @@ def measure_key_averages(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def uncompressed_bytes(path: Path) -> int:
-    """Size of the JSON."""
+    """Return the size of the uncompressed JSON."""
     with path.open("rb") as file:
         if file.read(2) != b"\x1f\x8b":
             return path.stat().st_size
@@ -157,12 +157,12 @@ def uncompressed_bytes(path: Path) -> int:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+    """Return median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def summarize(path: Path, outcomes: dict[str, Outcome]) -> dict[str, Any]:
-    """The figures of one file."""
+    """Return one file's figures."""
     document: dict[str, Any] = {"file": path.name, "json_bytes": uncompressed_bytes(path), "contenders": {}}
     ours = outcomes[OURS].cpu_s
     for name, outcome in outcomes.items():
@@ -181,7 +181,7 @@ def summarize(path: Path, outcomes: dict[str, Outcome]) -> dict[str, Any]:
 
 
 def environment() -> dict[str, Any]:
-    """What the figures depend on."""
+    """Describe the environment of the figures."""
     cpu = platform.processor() or platform.machine()
     information = Path("/proc/cpuinfo")
     if information.exists():
@@ -196,7 +196,7 @@ def environment() -> dict[str, Any]:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line, with ``peers`` as a mapping."""
+    """Parse the command line, with ``peers`` as a mapping."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -225,7 +225,6 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure and print."""
     options = parse_args()
     document: dict[str, Any] = {"environment": environment(), "rounds": options.rounds}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,8 +1,8 @@
-"""One measurement of ``trace_analysis.py`` in a process of its own; runs in a peer's Python too.
+"""One measurement of ``trace_analysis.py`` in a separate process; also runs in a peer's Python.
 
     python benchmarks/trace_analysis_worker.py NAME ARGUMENTS...
 
-It prints one line of JSON: CPU seconds, peak memory and what was done.
+It prints one line of JSON: CPU seconds, peak memory and a description of the work.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def json_loads(path: str) -> tuple[Meter, Details]:
 
 
 def torch_tb_profiler(path: str) -> tuple[Meter, Details]:
-    """What the plugin does for a run with one worker, without its processes and its web server."""
+    """Do the plugin's work for a run with one worker, without its processes and its web server."""
     from torch_tb_profiler import io as plugin_io  # noqa: PLC0415
     from torch_tb_profiler.profiler.data import DistributedRunProfileData, RunProfileData  # noqa: PLC0415
     from torch_tb_profiler.profiler.loader import RunLoader  # noqa: PLC0415
@@ -88,9 +88,9 @@ def torch_tb_profiler(path: str) -> tuple[Meter, Details]:
 
 
 def hta(path: str) -> tuple[Meter, Details]:
-    """All analyses that need no argument of the user's, but for one that takes longer than all others.
+    """Run all analyses that need no user argument, except ``get_aten_op_kernels_and_delay``.
 
-    That one is ``get_aten_op_kernels_and_delay``. What fails is in the details.
+    That one takes longer than all others. The details list the failures.
     """
     from hta.trace_analysis import TraceAnalysis  # noqa: PLC0415
 
@@ -115,13 +115,13 @@ def hta(path: str) -> tuple[Meter, Details]:
 def _problem_of(analysis: Any, name: str, arguments: dict[str, Any]) -> str:
     try:
         getattr(analysis, name)(**arguments)
-    except Exception as error:  # whatever a peer raises
+    except Exception as error:  # any error of a peer
         return f"{type(error).__name__}: {error}"[:80]
     return ""
 
 
 def key_averages(num_steps: str, order: str) -> tuple[None, Details]:
-    """Records a window of a CPU training; then torch's table and ours, in this order or the other."""
+    """Record a window of a CPU training, then make torch's table and ours, in this order or reversed."""
     import torch  # noqa: PLC0415
     from torch.profiler import ProfilerActivity, profile, schedule  # noqa: PLC0415
 
@@ -189,7 +189,7 @@ def _resident_bytes() -> int:
 
 
 def _peak_bytes() -> int:
-    # Not ru_maxrss where there is another way: a new process inherits it from the one that started it.
+    # Not ru_maxrss if there's another way, because a new process inherits it from its parent.
     own = _status_bytes("VmHWM") or _maximum_bytes(resource.RUSAGE_SELF)
     return max(own, _maximum_bytes(resource.RUSAGE_CHILDREN))
 
@@ -204,7 +204,6 @@ WORKERS: dict[str, Callable[..., tuple[Meter | None, Details]]] = {
 
 
 def main() -> None:
-    """Measure and print one line of JSON."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
     name, *arguments = sys.argv[1:]

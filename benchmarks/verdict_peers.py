@@ -1,38 +1,39 @@
-"""What TraceML, gpuprof and this profiler say of the same trainings, each with one known fault or none.
+"""Verdicts of TraceML, gpuprof and this profiler on the same trainings, each with one known fault or none.
 
     python benchmarks/verdict_peers.py --json verdicts.json --markdown verdicts.md
     python benchmarks/verdict_peers.py --only slow_loss slow_logger --tools traceml ours
     python benchmarks/verdict_peers.py --every 5 --tools ours traceml gpuprof_first
 
-The trainings are those of ``tests/support/scenarios.py``, each for 200 steps instead of 40 (100 where its
-data is fixed, as many times more epochs where it has several, and still 8 where too few steps are the
-point), because TraceML needs 20 steps for a critical verdict. Each is run once per tool, in processes of its
-own, with the tool's defaults:
+The trainings are those of ``tests/support/scenarios.py``, with 200 steps instead of 40, because TraceML needs
+20 steps for a critical verdict. Trainings with fixed data have 100 steps, those with several epochs
+proportionally more epochs, and those about too few steps still 8. Each runs once per tool, in separate
+processes, with the tool's defaults:
 
-- TraceML as its documentation says for Lightning: ``traceml run train.py``, which attaches its own callback.
-- gpuprof by its ``LightningCallback``, read with ``gpuprof insights``. Its documentation does not say where
-  in the list of callbacks it belongs, so where there are others it is run as the first and as the last one;
-  Lightning itself moves checkpoints behind all of them. Without others the one run counts for both.
-- ours, between the scenario's callbacks as in the tests.
+- TraceML runs as documented for Lightning: ``traceml run train.py``, which attaches its own callback.
+- gpuprof runs with its ``LightningCallback`` and is read with ``gpuprof insights``. Its documentation doesn't
+  specify a position in the list of callbacks, so with other callbacks it runs once as the first and once as
+  the last one. Lightning itself moves checkpoints behind all of them. Without others, the one run counts for
+  both.
+- Ours runs between the scenario's callbacks, as in the tests.
 
-The rule, written before the first run (`verdict_peers_rule.py` has it as code, and what each code means):
+The rule, written before the first run (`verdict_peers_rule.py` has it as code, and the meaning of each code):
 
 - **right**: the primary finding names the category of the injected fault (input, callback, logger,
   checkpoint, validation, optimizer, transfer, model, own code of the step), and no warning names another one.
-  A line of code is not asked for. For a healthy training: no warning.
-- **cannot name it**: the primary finding is that time is not explained, or the tool says that it cannot tell.
-- **wrong**: a warning names another category; or a healthy training gets any warning; or the tool's one
-  verdict, though no warning, names another category as what takes the time.
-- **silent**: something was injected, and nothing said of it. No better than wrong, but shown apart.
+  A line of code isn't required. For a healthy training: no warning.
+- **cannot name it**: the primary finding is unexplained time, or the tool reports that it cannot tell.
+- **wrong**: a warning names another category; or a healthy training gets any warning; or the tool's only
+  verdict, though not a warning, blames another category for the time.
+- **silent**: a fault was injected and not reported. No better than wrong, but listed separately.
 
-In the tools' favour: unexplained time beside a right finding does no harm; hints below a warning do no harm;
-what is said of the machine (CPU, memory, temperature, price) is not judged; where 8 steps are all there is,
-"cannot tell" is right; where nobody knows what the fault costs, it is enough to name it in a hint.
+In the tools' favor: unexplained time next to a right finding does no harm; hints below a warning do no harm;
+statements about the machine (CPU, memory, temperature, price) aren't judged; with only 8 steps, "cannot tell"
+is right; if the fault's cost is unknown, a hint that names it is enough.
 
-A busy machine may stop a process in a short step, or put the tools' own shares over a threshold. The tests of
-ours allow three attempts for that; ``--attempts 3`` gives them to every tool.
+A busy machine may stop a process in a short step, or push a tool's shares over a threshold. Our own tests
+allow three attempts for that reason, and ``--attempts 3`` gives them to every tool.
 
-In ours: the scenarios are our own, and our rules were made with them in view. The peers' were not.
+In our favor: the scenarios are our own, and our rules were made with them in view. The peers' weren't.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ DOCUMENTED_LIMITS = {
     ("traceml", "slow_lr_scheduler"): "its optimizer time includes the scheduler's",
     ("traceml", "slow_transfer"): "transfers are measured on CUDA only",
 }
-"""What a tool's own documentation says that it does not see, or puts somewhere else."""
+"""Documented limits: what a tool doesn't see, or reports elsewhere."""
 
 
 def start(command: Sequence[str], folder: Path, timeout_s: float) -> str:
-    """What a command prints; raises ``RuntimeError`` with its end if it fails or takes too long."""
+    """Run a command and return its output; raises ``RuntimeError`` if it fails or times out."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "160"}
     try:
         done = subprocess.run(
@@ -95,7 +96,7 @@ def start(command: Sequence[str], folder: Path, timeout_s: float) -> str:
 
 
 def installed_command(name: str) -> str:
-    """A console script of this environment."""
+    """Find a console script of this environment."""
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None:
         raise RuntimeError(f"the command {name} is not installed")
@@ -103,7 +104,7 @@ def installed_command(name: str) -> str:
 
 
 def run_tool(tool: str, name: str, steps: int, folder: Path, timeout_s: float) -> tuple[Answer, list[str]]:
-    """One fit under one tool: its answer, and the lines that it printed of it."""
+    """Run one fit under one tool; returns its answer, and its printed lines about the fit."""
     script = str(Path(__file__).with_name("verdict_peers_fit.py"))
     arguments = [name, tool, str(folder), "--steps", str(steps)]
     if tool == "traceml":
@@ -125,7 +126,7 @@ def run_tool(tool: str, name: str, steps: int, folder: Path, timeout_s: float) -
 
 
 def run_row(scenario: Any, tool: str, steps: int, timeout_s: float) -> dict[str, Any]:
-    """One row of the result; a tool that fails is judged by nothing, and its error is in the row."""
+    """Make one row of the result; if a tool fails, the row has its error instead of a judgment."""
     row: dict[str, Any] = {"scenario": scenario.name, "tool": tool}
     truth = truth_of(scenario)
     row["injected"] = sorted(truth.categories)
@@ -152,7 +153,7 @@ def run_row(scenario: Any, tool: str, steps: int, timeout_s: float) -> dict[str,
 
 
 def best_row(scenario: Any, tool: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The first of several attempts that is right, or the last one: a busy machine may spoil one."""
+    """Return the first right attempt, else the last one, because a busy machine may spoil one."""
     earlier: list[str] = []
     while True:
         row = run_row(scenario, tool, options.steps, options.timeout)
@@ -162,7 +163,7 @@ def best_row(scenario: Any, tool: str, options: argparse.Namespace) -> dict[str,
 
 
 def same_as_first(scenario: Any, tool: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The row of gpuprof as the first callback again, if there were no others for it to be the last of."""
+    """Repeat gpuprof's row as the first callback if there are no others that it could follow."""
     if tool != "gpuprof_last":
         return None
     first = [row for row in rows if (row["tool"], row["scenario"]) == ("gpuprof_first", scenario.name)]
@@ -172,7 +173,7 @@ def same_as_first(scenario: Any, tool: str, rows: Sequence[Mapping[str, Any]]) -
 
 
 def available(tools: Sequence[str]) -> dict[str, str]:
-    """Tool → version, of those that are installed; a sentence about each that is not."""
+    """Return the installed tools' versions, and report the missing tools."""
     known = {package: list(importlib.metadata.distributions(name=package)) for package in PACKAGES.values()}
     for tool in tools:
         if not known[PACKAGES[tool]]:
@@ -185,7 +186,7 @@ def counts_of(rows: Sequence[Mapping[str, Any]], tool: str) -> Counter[str]:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """A row per scenario, a column per tool, and the counts."""
+    """Make a row per scenario and a column per tool, and the counts."""
     rows, tools = result["rows"], list(result["versions"])
     lines = [f"| scenario | injected | {' | '.join(tools)} |", "|" + "---|" * (len(tools) + 2)]
     for name in dict.fromkeys(row["scenario"] for row in rows):

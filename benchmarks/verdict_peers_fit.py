@@ -1,9 +1,9 @@
-"""One fit of one scenario under one tool: what `verdict_peers.py` starts, in a process of its own.
+"""One fit of one scenario under one tool, started by `verdict_peers.py` in a separate process.
 
     python benchmarks/verdict_peers_fit.py slow_loss ours FOLDER --steps 200
 
-TraceML starts it by ``traceml run`` and needs no line in it. ``fit.json`` in the folder has the steps, the
-time that was injected per step by the faulty code's own clock, and what our report says, if it is ours.
+``traceml run`` starts it for TraceML, which needs no line in it. ``fit.json`` in the folder has the steps,
+the injected time per step by the faulty code's own clock, and for our tool the report's contents.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ DEFAULT_STEPS = 200
 
 
 def load_scenarios(steps: int) -> types.ModuleType:
-    """The scenarios of the tests, made for so many steps; lines stay those of the file."""
+    """Load the tests' scenarios with another number of steps; their line numbers don't change."""
     source = SCENARIO_FILE.read_text()
     line = f"\nNUM_STEPS = {TEST_STEPS}\n"
     if source.count(line) != 1:
         raise SystemExit(f"{SCENARIO_FILE} has no line {line.strip()!r} to be changed")
     module = types.ModuleType("scenarios")
     module.__file__ = str(SCENARIO_FILE)
-    sys.modules["scenarios"] = module  # dataclasses look there
+    sys.modules["scenarios"] = module  # dataclasses need it
     exec(compile(source.replace(line, f"\nNUM_STEPS = {steps}\n"), SCENARIO_FILE, "exec"), module.__dict__)
     return module
 
 
 def lengthen(training: Any, name: str, steps: int) -> None:
-    """As many times the steps also where a scenario has epochs of its own or a last step.
+    """Scale a scenario's own epochs or last step, too.
 
-    A scenario that is about having too few steps stays as it is.
+    A scenario about too few steps doesn't change.
     """
     for limit in ("max_epochs", "max_steps"):
         if limit in training.trainer and name != "too_few_steps":
@@ -47,7 +47,7 @@ def lengthen(training: Any, name: str, steps: int) -> None:
 
 
 def tool_callback(tool: str, name: str) -> Any:
-    """The callback as each tool's documentation has it; ``None`` for TraceML, which attaches its own."""
+    """Create a tool's callback as documented; ``None`` for TraceML, which attaches its own."""
     if tool == "ours":
         from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
 
@@ -60,7 +60,7 @@ def tool_callback(tool: str, name: str) -> Any:
 
 
 def callbacks_of(training: Any, tool: str, callback: Any) -> list[Any]:
-    """Ours stands where the tests have it: between the scenario's own."""
+    """Order the callbacks; ours is between the scenario's own, as in the tests."""
     order = {
         "traceml": [*training.before, *training.after],
         "gpuprof_first": [callback, *training.before, *training.after],
@@ -71,7 +71,7 @@ def callbacks_of(training: Any, tool: str, callback: Any) -> list[Any]:
 
 
 def own_report(report: Any) -> dict[str, Any]:
-    """What our report says, without its tables."""
+    """Return our report's contents without its tables."""
     found = [finding for finding in report.findings if finding.status.value == "found"]
     return {
         "verdict": report.verdict.kind,
@@ -90,7 +90,7 @@ def own_report(report: Any) -> dict[str, Any]:
 
 
 def place_of(locations: Any) -> str:
-    """File, line and function of the first location, and of the line inside of it that takes the time."""
+    """Return file, line and function of the first location, and of the slow line inside it."""
     places = []
     place = locations[0] if locations else None
     while place is not None:

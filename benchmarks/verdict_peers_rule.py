@@ -1,6 +1,6 @@
-"""What a profiler's answer is worth: the rule of `verdict_peers.py`, and what each tool's codes mean by it.
+"""How a profiler's answer is judged: the rule of `verdict_peers.py`, and the meaning of each tool's codes.
 
-Written before the first run. Machine pressure (CPU, memory, temperature, price) is noted and not judged.
+Written before the first run. Machine pressure (CPU, memory, temperature, price) is recorded but not judged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 UNEXPLAINED = "unexplained"
-"""Time that a tool says it cannot explain."""
+"""Time that a tool cannot explain."""
 
 OWN_FINDINGS = {
     "input_bound": "input",
@@ -29,22 +29,22 @@ OWN_FINDINGS = {
     "zero_grad_cost": "optimizer",
     "optimizer_not_fused": "optimizer",
     "frozen_layers_computed": "model",
-    "slow_steps": UNEXPLAINED,  # as gpuprof's "high tail latency" is below
+    "slow_steps": UNEXPLAINED,  # like gpuprof's "high tail latency" below
 }
-"""Category of each kind of our findings; any other kind is a category of its own. The scenarios name what
-they inject by the same kinds."""
+"""Category of each kind of our findings; any other kind is its own category. The scenarios use the same kinds
+for the faults they inject."""
 
 ALSO_RIGHT = {
-    "slow_save_hook": {"checkpoint"},  # the hook runs while a checkpoint is made
+    "slow_save_hook": {"checkpoint"},  # the hook runs during a checkpoint
     "slow_transfer": {"own code of the step"},  # a hook of the module
     "too_few_steps": {"own code of the step"},
 }
-"""Categories that a scenario's fault may be called as well."""
+"""Other correct categories for a scenario's fault."""
 
 OF_THE_MACHINE = {"memory_near_capacity", "single_cpu_thread", "cpu_threads_oversubscribed"}
 
 OWN_VERDICTS = {"input_bound": "input", "host_bound": UNEXPLAINED, "overhead_bound": UNEXPLAINED}
-"""What our verdict says where no finding stands behind it."""
+"""Category of our verdict if no finding supports it."""
 
 TRACEML_KINDS = {"INPUT_BOUND": "input", "H2D_BOUND": "transfer", "RESIDUAL_HEAVY": UNEXPLAINED}
 TRACEML_PHASES = {"optimizer": "optimizer", "forward": "model", "backward": "model"}
@@ -55,8 +55,8 @@ GPUPROF_TITLES = (
     (r"backward/forward|arithmetic intensity|Attention appears unfused", "model"),
     (r"Kernel drift", "model"),
 )
-"""Titles of gpuprof's insights, which have no codes. All others are of the machine, of the first steps (true
-of any run), or of a GPU, which it invents where there is none."""
+"""Titles of gpuprof's insights, which have no codes. All others are about the machine, the first steps (true
+of any run), or a GPU, which it invents on machines without one."""
 
 
 LEVELS = ("warning", "verdict", "hint")
@@ -64,13 +64,13 @@ LEVELS = ("warning", "verdict", "hint")
 
 @dataclass(frozen=True)
 class Claim:
-    """One thing that a tool says of where the time goes.
+    """One statement of a tool on where time goes.
 
     Attributes:
         category: such as ``input``, or ``unexplained``.
-        level: ``warning``; ``verdict``, which is the answer of the tool, but no warning; or ``hint``.
-        text: as the tool has it.
-        place: file, line and function, where it names them.
+        level: ``warning``; ``verdict``, which is the tool's answer but not a warning; or ``hint``.
+        text: in the tool's words.
+        place: file, line and function, if the tool names them.
     """
 
     category: str
@@ -81,12 +81,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class Answer:
-    """All that a tool says of one run.
+    """A tool's answer for one run.
 
     Attributes:
         headline: its verdict, or its first line.
-        claims: the most important first.
-        abstains: whether it says that it cannot tell.
+        claims: most important first.
+        abstains: whether it reports that it cannot tell.
     """
 
     headline: str
@@ -96,11 +96,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Truth:
-    """What was injected.
+    """The injected fault.
 
     Attributes:
-        categories: what it may be called; empty for a healthy training.
-        is_costly: whether it takes a known time; otherwise a hint is all that can be asked for.
+        categories: correct ones; empty for a healthy training.
+        is_costly: whether it takes a known time; otherwise a hint is enough.
         may_abstain: whether there is too little to judge.
     """
 
@@ -110,7 +110,7 @@ class Truth:
 
 
 def truth_of(scenario: Any) -> Truth:
-    """The truth of a ``Scenario`` of the tests."""
+    """Return the truth of a test ``Scenario``."""
     finding = scenario.finding
     named = set() if finding is None else {OWN_FINDINGS.get(finding, finding)}
     return Truth(
@@ -121,7 +121,7 @@ def truth_of(scenario: Any) -> Truth:
 
 
 def judge(answer: Answer, truth: Truth) -> str:
-    """``right``, ``cannot name it``, ``wrong`` or ``silent``: see `verdict_peers.py` for the rule."""
+    """Return ``right``, ``cannot name it``, ``wrong`` or ``silent``, by the rule in `verdict_peers.py`."""
     warnings = {claim.category for claim in answer.claims if claim.level == "warning"}
     if not truth.categories:
         return "wrong" if warnings else "right"
@@ -135,7 +135,7 @@ def judge(answer: Answer, truth: Truth) -> str:
         return "right" if truth.may_abstain else "cannot name it"
     if not answer.claims:
         return "silent"
-    first = min(answer.claims, key=lambda claim: LEVELS.index(claim.level))  # the first one of the gravest
+    first = min(answer.claims, key=lambda claim: LEVELS.index(claim.level))  # the first of the most severe
     if first.category in truth.categories:
         return "right"
     if first.category == UNEXPLAINED:
@@ -146,7 +146,7 @@ def judge(answer: Answer, truth: Truth) -> str:
 
 
 def own_answer(report: Mapping[str, Any]) -> Answer:
-    """Ours, from what `verdict_peers_fit.py` wrote of the report."""
+    """Convert our report, as written by `verdict_peers_fit.py`."""
     claims = [
         Claim(
             OWN_FINDINGS.get(finding["kind"], finding["kind"]),
@@ -164,9 +164,9 @@ def own_answer(report: Mapping[str, Any]) -> Answer:
 
 
 def traceml_answer(summary: Mapping[str, Any]) -> Answer:
-    """TraceML's, from its ``final_summary.json``: the primary diagnosis, then all others of the step time.
+    """Convert TraceML's ``final_summary.json``: the primary diagnosis, then all others about the step time.
 
-    System, process and memory are sections of their own, which are about the machine.
+    Its sections on system, process and memory are about the machine.
     """
     primary = summary["primary_diagnosis"]
     issues = [primary, *(one for one in summary["step_time"]["issues"] if one["kind"] != primary["kind"])]
@@ -192,9 +192,9 @@ def _traceml_claim(issue: Mapping[str, Any], *, is_primary: bool) -> Iterable[Cl
 
 
 def gpuprof_answer(lines: Iterable[str]) -> Answer:
-    """gpuprof's, from the lines of ``gpuprof insights``, such as ``[HIGH]  34% of step time waiting ...``.
+    """Convert the lines of ``gpuprof insights``, such as ``[HIGH]  34% of step time waiting ...``.
 
-    It has no verdict, so its gravest insight comes first.
+    It has no verdict, so its most severe insight comes first.
     """
     order = ("HIGH", "MED", "LOW")
     found = [match for line in lines if (match := re.match(r"\[(HIGH|MED|LOW)\]\s+(.*)", line))]

@@ -1,22 +1,22 @@
-"""What a profiler window costs: ours and Lightning's PyTorchProfiler, over torch's own stop and export in it.
+"""Cost of a profiler window: ours and Lightning's PyTorchProfiler, over torch's own stop and export in it.
 
     python benchmarks/window.py
     python benchmarks/window.py --cases convolutions --rounds 9 --json window.json
 
-A window is closed at a step boundary. Torch's share is its stop, its export, and that what it recorded is
-freed when its profiler is dropped. All else that happens before the training goes on is ours; Lightning's
-PyTorchProfiler makes the table of operators when the fit ends, and what it recorded is freed later, which is
-in no figure of it. Both are CPU time of the training thread (``time.thread_time_ns``), of the same windows of
-the same run, so that the ratio does not depend on the machine's mood.
+A window closes at a step boundary. Torch's share is its stop, its export, and freeing its records when its
+profiler is dropped. All other work before training continues is ours. Lightning's PyTorchProfiler makes the
+table of operators at the end of the fit. It frees its records later, which is in none of its figures. Both
+figures are CPU time of the training thread (``time.thread_time_ns``), of the same windows of the same run, so
+the ratio doesn't depend on the machine's current speed.
 
-*All processes* is the CPU time of all threads while the window closes, and of all other processes that were
-started, the whole fit long, over that of all threads in torch's share. *Fit* is the CPU time of all threads
-and processes in the whole fit over one without a profiler. It holds the recording itself, and in ours all
-else that the callback does by default: counting FLOPs and timing modules in four steps, sampling, the report
-at the end. What is done for a window at later steps is in ``many_windows.py``.
+*All processes* is the CPU time of all threads while the window closes, plus that of all other started
+processes in the whole fit, over that of all threads in torch's share. *Fit* is the CPU time of all threads
+and processes in the whole fit, over a fit without a profiler. It includes the recording itself, and for ours
+all other default work: counting FLOPs and timing modules in four steps, sampling, and the report at the end.
+``many_windows.py`` measures the work for a window at later steps.
 
-A round has a fit of each, in rotating order; PyTorchProfiler, which takes by far the longest, is in the first
-two rounds only.
+A round has one fit of each, in rotating order. PyTorchProfiler takes by far the longest, so it's only in the
+first two rounds.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ManyOperators(Convolutions):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A kind of window: the model, how many steps, and what is recorded."""
+    """A kind of window: the model, the number of steps, and the recorded data."""
 
     model: type[LightningModule]
     active: int
@@ -100,7 +100,7 @@ CASES = {
 
 
 class CpuMeter:
-    """CPU seconds of the training thread and of all threads, spent in functions that it wraps."""
+    """CPU seconds of the training thread and of all threads, spent in wrapped functions."""
 
     def __init__(self) -> None:
         self.thread_s = self.process_s = 0.0
@@ -114,7 +114,7 @@ class CpuMeter:
                 return function(*args, **kwargs)
             finally:
                 self._depth -= 1
-                if not self._depth:  # what is nested is counted by the outer one
+                if not self._depth:  # the outer call counts nested ones
                     self.thread_s += (time.thread_time_ns() - thread_ns) / 1e9
                     self.process_s += time.process_time() - process_s
 
@@ -123,7 +123,7 @@ class CpuMeter:
 
 @contextlib.contextmanager
 def replaced(replacements: list[tuple[Any, str, Callable[[Any], Any]]]) -> Iterator[None]:
-    """Each attribute is what the function makes of it, until the end."""
+    """Replace each attribute by the function's result, until the end."""
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in replacements]
     try:
         for owner, name, make in replacements:
@@ -158,7 +158,7 @@ def pytorch_profiler(folder: str, case: Case) -> dict[str, Any]:
 CONTENDERS: dict[str, tuple[Callable[[str, Case], dict[str, Any]], list[tuple[Any, str]]]] = {
     "bare": (without_profiler, []),
     "ours": (ours, [(Capture, "_close")]),
-    # Stopping and exporting happen in a step, the table of operators at the end of the fit.
+    # Stop and export happen in a step, the table of operators at the end of the fit.
     "PyTorchProfiler": (
         pytorch_profiler,
         [
@@ -169,20 +169,20 @@ CONTENDERS: dict[str, tuple[Callable[[str, Case], dict[str, Any]], list[tuple[An
         ],
     ),
 }
-"""Trainer's arguments, and the methods that close a window, the outermost ones."""
+"""The Trainer's arguments, and the outermost methods that close a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one fit with one window, CPU seconds.
+    """CPU seconds of one fit with one window.
 
     Attributes:
         torch_s: torch's share on the training thread.
-        close_s: all that closing the window does on the training thread, torch's share included.
+        close_s: closing the window on the training thread, including torch's share.
         torch_all_s: torch's share on all threads.
-        close_all_s: closing on all threads, and all that other processes do in the fit.
+        close_all_s: closing on all threads, and all work of other processes in the fit.
         fit_s: the whole fit, all threads and processes.
-        trace_bytes: size of the exported trace, not compressed; 0 without a window.
+        trace_bytes: size of the exported trace, uncompressed; 0 without a window.
     """
 
     torch_s: float
@@ -194,7 +194,7 @@ class Cost:
 
 
 def cost_of(name: str, case: Case) -> Cost:
-    """Fit once."""
+    """Run one fit."""
     arguments, closing = CONTENDERS[name]
     torchs, close, sizes = CpuMeter(), CpuMeter(), []
 
@@ -238,12 +238,12 @@ def cost_of(name: str, case: Case) -> Cost:
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, lowest and highest."""
+    """Return median, minimum and maximum."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def measure(case: Case, rounds: int) -> dict[str, Any]:
-    """Figures of all contenders in one case."""
+    """Return all contenders' figures in one case."""
     names = list(CONTENDERS)
     costs: dict[str, list[Cost]] = {name: [] for name in names}
     for number in range(rounds):
@@ -269,7 +269,6 @@ def measure(case: Case, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the figures of each case."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -281,7 +280,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     for name in CONTENDERS:
-        cost_of(name, CASES["convolutions"])  # the first window of a process pays for imports
+        cost_of(name, CASES["convolutions"])  # the first window of a process includes imports
     results = {case: measure(CASES[case], options.rounds) for case in options.cases}
     document = {"torch": torch.__version__, "lightning": lightning.__version__, "cases": results}
     print(tables.window_table(document))

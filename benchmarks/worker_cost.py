@@ -1,11 +1,11 @@
-"""What looking into workers costs there: CPU time of a sample of the thread, and of a batch.
+"""Cost of inspecting workers, in the workers: CPU time per sample of the thread, and per batch.
 
     python benchmarks/worker_cost.py               # under a minute
 
-The price of a sample is the CPU time of the sampling thread, by its own clock, over the samples that it took
-while the main thread sleeps in transforms. It contains the wake-up. What a worker pays is this price times
-the number of samples, which follows from the schedule. The price of a batch is the least CPU time of several
-rounds over many batches of nothing, less the same without us.
+The price of a sample is the sampling thread's CPU time, by its own clock, divided by the samples that it
+takes while the main thread sleeps in transforms. It includes the wake-up. A worker's cost is this price times
+the number of samples, which follows from the schedule. The price of a batch is the minimum CPU time of
+several rounds over many empty batches, less the same without us.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Items(Dataset[Any]):
 
 
 class Queue:
-    """Torch's queue of indices: so many batches, or batches for so long."""
+    """Stands in for torch's index queue: a number of batches, or batches for a certain time."""
 
     def __init__(self, number: int | None) -> None:
         self.left, self.ends = number, time.perf_counter() + SAMPLING_S
@@ -58,7 +58,7 @@ class Queue:
 
 
 class Fetcher:
-    """Torch's fetcher of a data set."""
+    """Stands in for torch's dataset fetcher."""
 
     auto_collation = True
 
@@ -70,7 +70,7 @@ class Fetcher:
 
 
 def _worker_loop(dataset: Any, index_queue: Any, start: Callable[[FrameType], None]) -> None:
-    """As torch's of that name, which is looked for by it."""
+    """Stand in for torch's function, which is found by its name."""
     collate_fn = list  # noqa: F841
     start(sys._getframe())
     fetcher = Fetcher(dataset)
@@ -79,7 +79,7 @@ def _worker_loop(dataset: Any, index_queue: Any, start: Callable[[FrameType], No
 
 
 def run(dataset: Any, number: int | None, *, is_measured: bool, sampling: bool) -> tuple[int, Any]:
-    """CPU time of the main thread in nanoseconds, and the worker."""
+    """Return the main thread's CPU time in nanoseconds, and the worker."""
     rings = Rings(1)
     slot = claim_slot(rings.fd, rings.name, 1, 0)
     assert slot is not None
@@ -100,7 +100,7 @@ def run(dataset: Any, number: int | None, *, is_measured: bool, sampling: bool) 
 
 
 def main() -> None:
-    """Print the prices, and what they make of the schedule."""
+    """Print the prices, and the schedule's costs at these prices."""
     torch.set_num_threads(1)
     nothing = Items([])
     with_us, without = (
@@ -124,7 +124,7 @@ def main() -> None:
 
 
 def iter_looks(seconds: float, first_s: float, fold: int) -> Any:
-    """When samples are taken, on average."""
+    """Yield the average sampling times."""
     now = 0.0
     while now < seconds:
         now += max(first_s, now / fold)

@@ -1,11 +1,11 @@
-"""How right the predicted number of workers is where batches compute, on a quiet and on a busy machine.
+"""Accuracy of the recommended worker count for CPU-bound batches, on an idle and on a busy machine.
 
     python benchmarks/worker_cpus.py               # about four minutes, on a machine that does nothing else
 
-Sixteen pipelines are drawn by seeds: a batch of 1 to 8 samples takes 4 to 32 ms, of which 40 to 100 % is CPU
-time of its worker and the rest sleep; the rest of a step takes 2 to 17 ms, none, half or all of it CPU time;
-0 to 3 workers run while it is measured, by LoopProfiler. Then 0 to 4 workers run an epoch without us.
-Beside the last eight another process computes all the time. ``benchmarks/workers.py`` has samples that sleep.
+Sixteen pipelines are drawn from seeds. A batch of 1 to 8 samples takes 4 to 32 ms, of which 40 to 100% is its
+worker's CPU time and the rest sleep. The rest of a step takes 2 to 17 ms, with none, half or all of it CPU
+time. LoopProfiler measures it with 0 to 3 workers. Then 0 to 4 workers run an epoch without us. During the
+last eight, another process computes all the time. ``benchmarks/workers.py`` has samples that sleep.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WITHIN = 0.15
 
 
 def work(seconds: float, computing: float) -> None:
-    """Take so long, a part of it on a CPU."""
+    """Take this long, partly on a CPU."""
     ends = time.thread_time() + seconds * computing
     while time.thread_time() < ends:
         pass
@@ -54,7 +54,7 @@ class Samples(Dataset[int]):
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Times in seconds; ``spread`` is the standard deviation of the logarithm of a sample's."""
+    """Times in seconds; ``spread`` is the standard deviation of the logarithm of the sample times."""
 
     batch: int
     batch_s: float
@@ -89,7 +89,7 @@ class Pipeline:
         work(self.rest_s, self.rest_computing)
 
     def taken_s(self, workers: int) -> float:
-        """A step of an epoch without us."""
+        """Return the step time of an epoch without us."""
         got = []
         for _ in self.loader(workers):
             got.append(time.perf_counter())
@@ -110,7 +110,7 @@ class Pipeline:
 
 
 def compare(pipeline: Pipeline, say: Callable[[str], None]) -> list[float]:
-    """By how much predicted steps differ from real ones; prints a line of the table."""
+    """Return the relative errors of predicted step times, and print a table row."""
     queue = pipeline.predicted()
     real = {number: pipeline.taken_s(number) for number in range(MOST_WORKERS + 1)}
     predicted = {
@@ -130,7 +130,7 @@ def compare(pipeline: Pipeline, say: Callable[[str], None]) -> list[float]:
 
 
 def main() -> None:
-    """Print a table for a quiet and one for a busy machine."""
+    """Print a table for an idle and one for a busy machine."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     for name, seed in SEEDS.items():

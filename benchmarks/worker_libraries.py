@@ -1,14 +1,14 @@
-"""What is seen inside the workers of libraries of data, and whether their data stay the same, bit for bit.
+"""What the profiler sees in the workers of data libraries, and whether their data stays bit-identical.
 
     python benchmarks/worker_libraries.py
     python benchmarks/worker_libraries.py albumentations webdataset --methods fork spawn
 
-Each library gets a small data set, made on the spot, with transforms of its own and one of the user's
-that sleeps 5 ms. A Trainer fits it with two workers, without the callback and with it, each fit in a process
-of its own; all batches are hashed. A library that is not installed is skipped, and the last lines say so.
+Each library gets a small generated dataset, with its own transforms and one user transform that sleeps 5 ms.
+A Trainer fits it with two workers, without and with the callback, each fit in a separate process. All batches
+are hashed. Libraries that aren't installed are skipped, and the last lines list them.
 
-The table says which transforms were named, of those of the library's that run here, and which line the
-verdict names, which should be that of the sleeping statement.
+The table shows which of the library's transforms here were named, and which line the verdict names. That
+should be the sleeping statement.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ SAMPLES, BATCH, SIDE, SLEEP_S, WORKERS = 400, 4, 48, 0.005, 2
 
 
 def picture(index: int) -> np.ndarray:
-    """A picture of noise, always the same for an index."""
+    """Return a noise image that only depends on the index."""
     return np.random.default_rng(index).integers(0, 256, (SIDE, SIDE, 3), dtype=np.uint8)
 
 
 def sleeping_transform(sample: Any, **_: Any) -> Any:
-    """The user's own: it does nothing for 5 ms."""
+    """The user's transform, which sleeps 5 ms."""
     time.sleep(SLEEP_S)
     return sample
 
@@ -56,16 +56,16 @@ SLEEPS_AT: Final = inspect.getsourcelines(sleeping_transform)[1] + 2
 
 
 def as_array(image: Any) -> np.ndarray:
-    """What PIL has opened, as numbers."""
+    """Convert a PIL image to an array."""
     return np.array(image)
 
 
 class Pictures(Dataset):
-    """Pictures in files, each opened by PIL, with a transform of the whole.
+    """Image files, each opened by PIL, with a transform of the whole image.
 
     Args:
-        folder: where the files are to be.
-        transform: of one picture.
+        folder: where to create the files.
+        transform: of one image.
     """
 
     def __init__(self, folder: Path, transform: Callable[[Any], Any]) -> None:
@@ -87,7 +87,7 @@ class Pictures(Dataset):
 
 
 def torchvision_v1(folder: Path, options: dict[str, Any]) -> Any:
-    """``torchvision.transforms``: a Compose of five, and the user's function among them."""
+    """``torchvision.transforms``: a Compose of five transforms, including the user's function."""
     from torchvision import transforms as T  # noqa: N812, PLC0415
 
     half = [0.5] * 3
@@ -107,10 +107,10 @@ def torchvision_v2(folder: Path, options: dict[str, Any]) -> Any:
 
 
 class Albumented:
-    """Albumentations take an array by name and return a dictionary.
+    """Adapter for Albumentations, which take an array by name and return a dictionary.
 
     Args:
-        whole: a ``Compose`` of them.
+        whole: their ``Compose``.
     """
 
     def __init__(self, whole: Any) -> None:
@@ -121,7 +121,7 @@ class Albumented:
 
 
 def albumentations(folder: Path, options: dict[str, Any]) -> Any:
-    """``albumentations``: a Compose with OneOf, and with a Lambda that has the user's function."""
+    """``albumentations``: a Compose with OneOf, and with a Lambda around the user's function."""
     import albumentations as A  # noqa: N812, PLC0415
 
     one_of = A.OneOf([A.GaussianBlur(p=1), A.RandomBrightnessContrast(p=1)], p=0.9)
@@ -131,7 +131,7 @@ def albumentations(folder: Path, options: dict[str, Any]) -> Any:
 
 
 def monai(folder: Path, options: dict[str, Any]) -> Any:
-    """``monai``: its Dataset, DataLoader and Compose of transforms of dictionaries and Lambdad."""
+    """``monai``: its Dataset, DataLoader and Compose of dictionary transforms and Lambdad."""
     from monai.data import DataLoader as MonaiLoader  # noqa: PLC0415
     from monai.data import Dataset as MonaiDataset  # noqa: PLC0415
     from monai.transforms import (  # noqa: PLC0415
@@ -180,7 +180,7 @@ def transformed(folder: str) -> Any:
 
 
 def litdata_sample(index: int) -> dict[str, Any]:
-    """What litdata stores of one sample."""
+    """Return one sample for litdata to store."""
     return {"index": index, "image": picture(index)}
 
 
@@ -194,17 +194,17 @@ def litdata(folder: Path, options: dict[str, Any]) -> Any:
 
 
 def hf_transform(rows: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """What ``with_transform`` calls, with several rows at once."""
+    """Transform several rows at once, as ``with_transform`` calls it."""
     return {"image": [hf_image(row) for row in rows["image"]]}
 
 
 def hf_image(row: Any) -> torch.Tensor:
-    """One row as a tensor."""
+    """Convert one row to a tensor."""
     return torch.tensor(sleeping_transform(row), dtype=torch.uint8)
 
 
 def hf_datasets(folder: Path, options: dict[str, Any]) -> Any:
-    """``datasets``: from_dict and with_transform, which is asked for a whole batch by ``__getitems__``."""
+    """``datasets``: from_dict and with_transform; ``__getitems__`` requests a whole batch."""
     from datasets import Dataset as HFDataset  # noqa: PLC0415
 
     rows = HFDataset.from_dict({"image": [picture(index).tolist() for index in range(SAMPLES)]})
@@ -214,12 +214,12 @@ def hf_datasets(folder: Path, options: dict[str, Any]) -> Any:
 
 
 def hf_mapped(row: dict[str, Any]) -> dict[str, Any]:
-    """What ``IterableDataset.map`` calls."""
+    """Transform one row, as ``IterableDataset.map`` calls it."""
     return {"image": hf_image(row["image"])}
 
 
 def hf_iterable(folder: Path, options: dict[str, Any]) -> Any:
-    """``datasets``: to_iterable_dataset, shuffle and map, a data set that is iterated."""
+    """``datasets``: to_iterable_dataset, shuffle and map, as an iterable dataset."""
     from datasets import Dataset as HFDataset  # noqa: PLC0415
 
     rows = HFDataset.from_dict({"image": [picture(index).tolist() for index in range(SAMPLES)]})
@@ -264,11 +264,11 @@ CASES: Final[dict[str, tuple[str, str, Callable[[Path, dict[str, Any]], Any], tu
     "datasets, with_transform": ("datasets", "datasets", hf_datasets, ()),
     "datasets, iterable": ("datasets", "datasets", hf_iterable, ()),
 }
-"""Name → module, distribution, what makes its loader, and transforms of the library's own in it."""
+"""Module, distribution, function that makes the loader, and the library's own transforms in it, by name."""
 
 
 class Hashing(LightningModule):
-    """A layer that is trained on the mean of a batch; it hashes what it is given."""
+    """A layer trained on the mean of a batch; it hashes its batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -277,7 +277,7 @@ class Hashing(LightningModule):
         self.batches = 0
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        """Hash all tensors and arrays of the batch, and what else is in it by how it is written."""
+        """Hash all tensors and arrays of the batch, and the repr of everything else."""
         numbers = []
         for leaf in tree_leaves(batch):
             if isinstance(leaf, np.ndarray | torch.Tensor):
@@ -290,12 +290,12 @@ class Hashing(LightningModule):
         return self.layer(torch.tensor([[sum(numbers)]])).square().mean()
 
     def configure_optimizers(self) -> Any:
-        """SGD that changes little, as the loss is of no matter."""
+        """Use SGD with tiny updates, because the loss doesn't matter."""
         return torch.optim.SGD(self.parameters(), lr=1e-9)
 
 
 def train(case: str, method: str, is_measured: bool, epochs: int) -> dict[str, Any]:
-    """One fit in this process: hash and number of batches, and with the callback what was seen."""
+    """Run one fit in this process: hash and number of batches, and the callback's results if it's used."""
     from lightning_modelprof import ModelProfCallback  # noqa: PLC0415  # as a user who has none
 
     warnings.filterwarnings("ignore", message="(?!ModelProfCallback)")
@@ -324,10 +324,10 @@ def train(case: str, method: str, is_measured: bool, epochs: int) -> dict[str, A
 
 
 def seen(callback: Any) -> dict[str, Any]:
-    """What the callback found in the workers, and which line its first finding names."""
+    """Return the callback's results on the workers, and the line that its first finding names."""
     loaders = callback.run.ranks[0].workers or ()
     findings = [one for one in callback.report.findings if one.status.value == "found"]
-    findings.sort(key=lambda one: one.kind != "input_bound")  # a busy machine may come before it
+    findings.sort(key=lambda one: one.kind != "input_bound")  # a busy machine's finding may come first
     locations = [location for one in findings[:1] for location in one.locations]
     calls = [call for loader in loaders for call in loader.calls]
     return {
@@ -348,7 +348,7 @@ def seen(callback: Any) -> dict[str, Any]:
 
 
 def places_of(location: Any) -> Iterator[str]:
-    """``file:line`` of a location, and of those in it."""
+    """Yield ``file:line`` of a location, and of those inside it."""
     while location is not None:
         if location.file is not None:
             yield f"{Path(location.file).name}:{location.line}"
@@ -356,7 +356,7 @@ def places_of(location: Any) -> Iterator[str]:
 
 
 def in_a_process(case: str, method: str, is_measured: bool, epochs: int) -> dict[str, Any]:
-    """The same, in a process of its own; ``{"error": ...}`` where it fails."""
+    """Run :func:`train` in a separate process; ``{"error": ...}`` if it fails."""
     command = [
         sys.executable,
         __file__,
@@ -381,7 +381,7 @@ def in_a_process(case: str, method: str, is_measured: bool, epochs: int) -> dict
 
 
 def row(case: str, methods: list[str], epochs: int, is_verbose: bool) -> str:
-    """A line of the table."""
+    """Make a table row."""
     _, distribution, _, own = CASES[case]
     same, named, verdicts, calls = [], set(), {}, {}
     for method in methods:
@@ -416,14 +416,13 @@ def row(case: str, methods: list[str], epochs: int, is_verbose: bool) -> str:
 
 
 def by_method(values: dict[str, str]) -> str:
-    """A value that all start methods share, or each with its own."""
+    """Format a value that all start methods share, or one per method."""
     if len(set(values.values())) <= 1:
         return next(iter(values.values()), "-")
     return "; ".join(f"{method}: {value}" for method, value in values.items())
 
 
 def main() -> None:
-    """Print the table, or run one fit."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

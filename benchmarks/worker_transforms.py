@@ -1,12 +1,12 @@
-"""Whether times of transforms in workers come back: five that sleep in a Compose, drawn by a seed.
+"""Accuracy of transform times in workers: five transforms that sleep in a Compose, drawn from a seed.
 
     python benchmarks/worker_transforms.py               # 20 draws of about 10 s
     python benchmarks/worker_transforms.py 100 120       # other draws, by the numbers of their seeds
 
 A draw has five transforms of one class that sleep 0.5 to 10 ms (log-uniform), one to three workers, and
-batches of 2 to 16 samples. The Compose writes into the sample what each took by its own clock: the truth. A
-draw is right when each average in the report is within twice its error of that truth. A transform that takes
-a quarter of the time or more has to be within 15 %, too.
+batches of 2 to 16 samples. The truth is the time that the Compose measures for each transform and writes into
+the sample. A draw is right if each average in the report is within twice its error of the truth. A transform
+with at least a quarter of the time must also be within 15%.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sleep:
 
 
 class Compose:
-    """Writes down what each transform takes."""
+    """Measures each of its transforms."""
 
     def __init__(self, transforms: list[Sleep]) -> None:
         self.transforms = transforms
@@ -62,7 +62,7 @@ class Data(Dataset[torch.Tensor]):
 
 
 def draw(seed: int) -> tuple[list[tuple[float, float, float, float]], Any]:
-    """Of each transform that is measured: truth and average in ms, error, share; and the loader's record."""
+    """Return truth and average in ms, error and share of each measured transform, and the loader's record."""
     chosen = random.Random(seed)
     seconds = [math.exp(chosen.uniform(math.log(0.000_5), math.log(0.01))) for _ in range(5)]
     workers, batch = chosen.randint(1, 3), chosen.choice((2, 4, 8, 16))

@@ -1,23 +1,23 @@
-"""How many workers are enough: what the model of the queue advises, beside simulated and real loaders.
+"""How many workers are enough: the queue model's advice, compared with simulated and real loaders.
 
     python benchmarks/workers.py                   # all 20 pipelines, about 15 minutes
     python benchmarks/workers.py --only 0 7        # two of them
     python benchmarks/workers.py --simulated       # without real loaders, seconds
 
-Twenty pipelines are drawn by a seed: samples sleep in one to three transforms, for a constant time, a normal
-or a log-normal one, or one in twenty for twenty times as long; a batch has 1 to 64 of them and takes 3 to
-100 ms on average; the rest of a step sleeps 0 to 20 ms; the loader has 0 to 8 workers. The times belong to
-the samples of a data set, as a large file is large in each epoch; each epoch has another order. What counts,
-fixed before:
+Twenty pipelines are drawn from a seed. Samples sleep in one to three transforms, for a constant, normal or
+log-normal time, or one in twenty for twenty times as long. A batch has 1 to 64 of them and takes 3 to 100 ms
+on average. The rest of a step sleeps 0 to 20 ms, and the loader has 0 to 8 workers. Times belong to the
+dataset's samples, because a large file is large in each epoch. Each epoch has a different order. The criteria
+were fixed beforehand:
 
-- Simulated: the model is given the batches of one epoch, and its advice is played by an event-driven
-  simulation, which shares no code with the model, over another epoch. It may lose 5 % against the best of
-  0 to 8 workers and all prefetch factors.
-- Real: the model is given what was measured in the workers of a real DataLoader over one epoch, by what the
-  callback measures with. Then each number of workers from 0 to 8 runs an epoch without that.
-  A pipeline is predicted if steps/s are right within 15 % for all nine.
+- Simulated: the model gets the batches of one epoch. An event-driven simulation, which shares no code with
+  the model, runs its advice over another epoch. It may lose 5% compared with the best of 0 to 8 workers and
+  all prefetch factors.
+- Real: the model gets measurements from the workers of a real DataLoader over one epoch, made with the
+  callback's code. Then each worker count from 0 to 8 runs an epoch without it. A pipeline is predicted if
+  steps/s are right within 15% for all nine.
 
-A sleep takes some 60 us longer than it is told to; the real part knows only what was measured, with that.
+A sleep takes some 60 us longer than requested. The real part only uses measurements, which include that.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Pipeline:
         )
 
     def samples_s(self) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Time of each sample in each of its transforms, shape (samples, transforms)."""
+        """Return each sample's time in each transform, shape (samples, transforms)."""
         draw = np.random.default_rng([SEED, self.number, 1])
         shape = (BATCHES * self.batch, self.transforms)
         if self.kind == "constant":
@@ -92,7 +92,7 @@ class Pipeline:
 
 @dataclass
 class Epoch:
-    """What one epoch took: the loop's times in nanoseconds, and the batches of the workers."""
+    """Measurements of one epoch: the loop's times in nanoseconds, and the workers' batches."""
 
     got_ns: list[int]
     waits_ns: list[int]
@@ -105,7 +105,7 @@ class Epoch:
         return (self.got_ns[-1] - self.got_ns[WARM - 1]) / (len(self.got_ns) - WARM)
 
     def advice(self, workers: int, cpus: float | None) -> LoaderQueue:
-        """What the model makes of it."""
+        """Return the model's advice for this epoch."""
         return loader_queue(
             self.batches or _columns(self.rows),
             num_workers=workers,
@@ -132,7 +132,7 @@ def _columns(rows: Sequence[tuple[int, ...]]) -> WorkerBatches:
 
 
 def simulated(service_ns: Sequence[int], rest_ns: int, workers: int, prefetch: int) -> Epoch:
-    """An epoch, event by event: a worker ends a batch, or the loop asks for one."""
+    """Simulate an epoch, event by event: a worker finishes a batch, or the loop requests one."""
     epoch = Epoch([], [], [rest_ns] * len(service_ns), [])
     todo: list[deque[int]] = [deque() for _ in range(workers)]
     idle = [True] * workers
@@ -182,7 +182,7 @@ def simulated(service_ns: Sequence[int], rest_ns: int, workers: int, prefetch: i
 
 
 class Sleeping(Dataset[tuple[int, int, torch.Tensor]]):
-    """Samples that sleep in their transforms, and say when they were begun."""
+    """Samples that sleep in their transforms and report when they started."""
 
     def __init__(self, samples_s: np.ndarray[Any, np.dtype[np.float64]]) -> None:
         self.samples_s = samples_s
@@ -198,7 +198,7 @@ class Sleeping(Dataset[tuple[int, int, torch.Tensor]]):
 
 
 def joined(samples: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The batch, and its worker, begin, end and CPU time."""
+    """Return the batch, and its worker, start, end and CPU time."""
     batch = torch.stack([one for _, _, one in samples])
     info = get_worker_info()
     begin_ns, cpu_ns, _ = samples[0]
@@ -209,7 +209,7 @@ def joined(samples: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[torch.Tens
 def real(
     pipeline: Pipeline, epoch: int, workers: int, prefetch: int = PREFETCH, *, is_watched: bool = False
 ) -> Epoch:
-    """An epoch of a real loader, and a loop that sleeps."""
+    """Run an epoch of a real loader, with a loop that sleeps."""
     loader = DataLoader(
         Sleeping(pipeline.samples_s()),
         batch_size=pipeline.batch,
@@ -241,7 +241,7 @@ def real(
 
 @dataclass
 class Outcome:
-    """One line of the table; steps/s by number of workers."""
+    """One table row; steps/s by worker count."""
 
     pipeline: Pipeline
     advised: tuple[int, int] = (0, 0)

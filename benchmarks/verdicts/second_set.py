@@ -1,7 +1,7 @@
-"""Traces as other people have them, the second set: writes its 15 inputs into a folder.
+"""Traces by an outside author, the second set: writes its 15 inputs into a folder.
 
-Whoever wrote them had read the documentation and not the code. What is right was written down before the
-first run; `README.md` beside this file has both. The code is theirs, but for its layout.
+The author had read the documentation but not the code, and wrote down the correct results before the first
+run. `README.md` next to this file has both. The code is the author's, except for its layout.
 
     python benchmarks/verdicts/second_set.py FOLDER
 """
@@ -82,7 +82,7 @@ class T:
         opcat="cpu_op",
         rtdur=6,
     ):
-        """operator; optional nested operator; one launch in the middle; one device event"""
+        """Add an operator, an optional nested one, one launch in the middle and one device event."""
         s.x += 1
         a = {"External id": s.x}
         if shape:
@@ -405,7 +405,7 @@ for v in ("inf", "NaN", "N/A", "Infinity", "-inf", "nan"):
 assert '"@' not in s
 w("c04_gbk_quoted.pt.trace.json", s.encode("gbk"))
 
-# ---- 3a: MLU, communication told only by the host's cncl: range
+# ---- 3a: MLU, communication visible only as the host's cncl: range
 t = T(
     host=321,
     dev="MLU 0",

@@ -1,7 +1,7 @@
-"""Traces as other people have them, the third set: writes its inputs into a folder.
+"""Traces by an outside author, the third set: writes its inputs into a folder.
 
-Whoever wrote them had read the documentation and neither the code nor the second set. The last three
-replace c03, c09 and c10, whose expectations were mistaken. The code is theirs, but for its layout.
+The author had read the documentation, but neither the code nor the second set. The last three replace c03,
+c09 and c10, whose expectations were wrong. The code is the author's, except for its layout.
 
     python benchmarks/verdicts/third_set.py FOLDER
 """
@@ -91,7 +91,7 @@ class T:
         return s.x
 
     def run(s, name, t, kt, kd, stream=7, tid=None, what="k", ld=10, call=None, ext=None, **a):
-        """a runtime call at t (ld long) that launches a device event at kt"""
+        """Add a runtime call at t (ld long) that launches a device event at kt."""
         s.c += 1
         c = s.c
         e = s.x if ext is None else ext
@@ -227,7 +227,7 @@ del m["distributedInfo"]
 m["traceEvents"] = ts[0].ev + ts[1].ev
 put("c02/merged.json.gz", gzip.compress(J(m)))
 
-# c03: Windows, BOM, CRLF, backslashes that start no escape. 8 steps x 25 ms: kernel 15 ms, python function 9.6 ms fills the gap.
+# c03: Windows, BOM, CRLF, backslashes that don't start an escape. 8 steps x 25 ms: kernel 15 ms, python function 9.6 ms fills the gap.
 s = T(pid=9912, name="NVIDIA GeForce RTX 4090", maj=8, sms=128, tid=9912)
 for i in range(8):
     t = i * 25000
@@ -342,7 +342,7 @@ for i in range(4):
     s.run("MLUBlockActivation", t + 310, t + 21565, 7000)
 put("c05/mlu.trace.json", J(s.doc()))
 
-# c06: one rank, NVIDIA L4; the launching thread is in flagcx:all_reduce for 8 of 20 ms, GPU works 11.5 ms.
+# c06: one rank, NVIDIA L4; the launching thread is in flagcx:all_reduce for 8 of 20 ms, the GPU works 11.5 ms.
 s = T(pid=82, name="NVIDIA L4", maj=8, sms=58, rank=0, world=2, backend="flagcx", tid=82)
 for i in range(6):
     t = i * 20000
@@ -364,7 +364,7 @@ for i in range(6):
     )
 put("c06/rank0.json", J(s.doc()))
 
-# c07: AMD, .item() in each step, then 3.7 ms without any launch. 12 ms: kernel 8 ms. Recorded for 2, 3, 12 steps.
+# c07: AMD, .item() in each step, then 3.7 ms without a launch. 12 ms: kernel 8 ms. Recorded for 2, 3, 12 steps.
 for n in (2, 3, 12):
     s = T(pid=5, name="AMD Instinct MI300X", sms=304, launch="hipLaunchKernel", tid=5)
     for i in range(n):
@@ -413,7 +413,7 @@ for n in (2, 3, 12):
     del d["deviceProperties"]
     put(f"c08/steps{n}.json", J(d))
 
-# c09: A100; a lock is waited for 5.2 of 14 ms, under names with an address that differs in every step; kernel 8.5 ms.
+# c09: A100; 5.2 of 14 ms wait for a lock, under names whose address differs in every step; kernel 8.5 ms.
 s = T(pid=1234, name="NVIDIA A100-SXM4-80GB", maj=8, sms=108, tid=1234)
 k = 0
 for i in range(9):
@@ -469,7 +469,7 @@ for r in range(4):
         coll(s, t + 300, t + 75 + c, 17075 - 75 - c, AR, "allreduce", 1 << 22)
     put(f"c11/host{r // 2}_{r}.pt.trace.json.gz", gzip.compress(J(s.doc())))
 
-# c12: 3 ranks, FSDP; in step i rank i % 3 is late by 0.6 ms, so nobody is a straggler. 9 steps x 14 ms; transfer 3.6 ms, compute 9.6 (late: 10.2).
+# c12: 3 ranks, FSDP; in step i rank i % 3 is late by 0.6 ms, so no rank is a straggler. 9 steps x 14 ms; transfer 3.6 ms, compute 9.6 (late: 10.2).
 for r in range(3):
     s = T(
         pid=3000 + r,
@@ -513,7 +513,7 @@ for r in range(3):
     put(f"c12/rank{r}.json", J(s.doc()))
 
 
-# c13: tar.gz of iteration_100 (INPUT, 45 %), iteration_200 (item, SYNC 40 %), iteration_1000 (DEVICE 94 %).
+# c13: tar.gz of iteration_100 (INPUT, 45%), iteration_200 (item, SYNC 40%), iteration_1000 (DEVICE 94%).
 def it(kind, first, base):
     s = T(pid=4, rank=0, world=1, base=base, name="NVIDIA L40S", maj=8, sms=142, tid=4)
     for i in range(5):

@@ -1,4 +1,4 @@
-// What is wrong with how a view looks, as sentences: the body of a function for a WebDriver.
+// Finds layout faults of a view and returns them as sentences. WebDriver runs this as a function body.
 
 const faults = [];
 const seen = (e) => e.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true }) && e.getClientRects().length > 0;
@@ -24,7 +24,7 @@ for (const e of document.body.querySelectorAll("*")) {
   if (![...e.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
   const style = getComputedStyle(e);
   if (style.overflowX === "visible" || scrolls(e)) {
-    // Text that runs out of a box that cuts it.
+    // Text overflows a box that clips it.
     const range = document.createRange();
     range.selectNodeContents(e);
     const text = range.getBoundingClientRect();

@@ -3,7 +3,7 @@
 /** @typedef {[left: number, width: number, tone: string, isCut: boolean]} Change the bar of a change */
 
 /**
- * A text alone, or with its raw number (null for text and missing values), the whole name if the text is cut, and a
+ * A text, or a text with its raw number (null for text and missing values), the whole name if the text is cut, and a
  * bar.
  * @typedef {string | [text: string, value: number | null, full?: string, change?: Change]} Cell
  */

@@ -87,8 +87,8 @@ function csvCell(cell) {
   return value !== null ? String(value) : isMissing(cell) ? "" : csvText(wholeText(cell));
 }
 
-// What spreadsheets read as the start of a formula: OWASP's list, whose signs may be wide and have spaces before
-// them. It matters not only at the start of a cell: where commas are decimal points, cells end at semicolons.
+// Starts of formulas in spreadsheets: OWASP's list, whose characters may be full-width and follow spaces. They matter
+// not only at the start of a cell: where commas are decimal points, cells end at semicolons.
 const FORMULA = /(^|;)([\t\r\n]|\s*[=+\-@\uff1d\uff0b\uff0d\uff20])/g;
 
 /**
@@ -123,7 +123,7 @@ function markdownCell({ cells, depth, group }, place) {
 }
 
 /**
- * A name that is a formula nowhere: its first sign is an entity, which displays the same.
+ * A name that isn't read as a formula: its first character is an entity, which displays the same.
  * @param {string} text
  */
 function markdownName(text) {

@@ -23,7 +23,7 @@ import { SortableTable } from "./table.js";
 
 const PAUSE_MS = 200; // while typing, settings aren't reported
 
-/** A reader's settings for the parts of one or more documents, and whom to notify of changes. */
+/** A reader's settings for the parts of one or more documents; notifies of changes. */
 export class LooksOfParts {
   /**
    * @param {Looks} state how the reader left the parts

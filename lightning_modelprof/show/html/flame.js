@@ -9,7 +9,7 @@ import { copyPlace, openStack, placeButton } from "./places.js";
  * @property {string} id
  * @property {string} title
  * @property {string} about
- * @property {string} total what the full width stands for
+ * @property {string} total that the full width represents
  * @property {[left: number, width: number, row: number, kind: string, text: string, at: string, about: string][]} boxes
  * @property {number} rows how deep it is
  * @property {[kind: string, word: string][]} kinds

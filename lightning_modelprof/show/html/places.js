@@ -27,7 +27,7 @@ export function placeButton(at, text = at) {
   button.title = at === text ? "Copy" : `Copy ${at}`;
   button.textContent = text;
   button.addEventListener("click", (event) => {
-    event.stopPropagation(); // what's below has its own clicks
+    event.stopPropagation(); // the elements below handle their own clicks
     copyPlace(button, at);
   });
   return button;

@@ -7,7 +7,7 @@ import { make } from "./dom.js";
 /** @typedef {import("./table.js").Row} Row */
 
 /**
- * Scroll to the first row of this name and mark it, opening whatever hides it.
+ * Scroll to the first row of this name and mark it, opening everything that hides it.
  * @param {SortableTable[]} tables
  * @param {string} name the whole name; for a module's slice, its path is enough
  * @returns {boolean} whether there is one

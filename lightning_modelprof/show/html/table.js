@@ -83,7 +83,7 @@ export class SortableTable {
     }
   }
 
-  /** Build what is below the title, once. */
+  /** Build the part below the title, once. */
   fill() {
     if (this.body) return;
     const { data } = this;
@@ -178,7 +178,7 @@ export class SortableTable {
   }
 
   /**
-   * Show a row, whatever hides it, and mark it.
+   * Make a row visible, opening everything that hides it, and mark it.
    * @param {number} index
    */
   reveal(index) {

@@ -12,7 +12,7 @@ export const BEFORE = "before_";
 export const COMPARE = "compare";
 
 /**
- * Whether two choices are one; the order of their names does not matter, nor do names without a value.
+ * Whether two choices are equal, regardless of the order of names and of names without a value.
  * @param {Choice} one
  * @param {Choice} other
  */
@@ -22,7 +22,7 @@ export function isSame(one, other) {
   );
 }
 
-/** What a link points at in a view: dropped with the next choice, unless that one points as well. */
+/** A link's target in a view. The next choice drops it unless it has its own target. */
 const POINTERS = ["find", "row"];
 
 /** The reader's settings of a part → the choices they belong to. The sort order always stays. */
@@ -45,7 +45,7 @@ export function chosen(choice, changes, completed) {
   for (const [look, names] of Object.entries(LOOKS)) {
     if (!(look in changes) && names.some((name) => next[name] !== choice[name])) delete next[look];
   }
-  if (next.find) delete next.at_time; // show what is found
+  if (next.find) delete next.at_time; // show the match
   return next;
 }
 
@@ -56,7 +56,7 @@ export function chosen(choice, changes, completed) {
  */
 export function lookedAt(choice, looks) {
   const next = { ...choice, ...looks };
-  if ("at_time" in looks) delete next.find; // found, and left since then
+  if ("at_time" in looks) delete next.find; // the reader has moved on from the match
   return next;
 }
 
@@ -97,7 +97,7 @@ export function traceOf(choice, contents, step) {
 }
 
 /**
- * What a link names that doesn't exist; "" if everything does.
+ * Missing things that a link names; "" if everything exists.
  * @param {Choice} wanted as in the link
  * @param {Choice} shown complete
  */

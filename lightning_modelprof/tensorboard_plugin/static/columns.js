@@ -1,7 +1,7 @@
 // Reads columns packed by show/tensorboard/packing.py: a description and columns of numbers.
 
 const MAGIC = "MPC1";
-const MOST_BYTES = 2 ** 30; // inflated; what is stored is about a hundred times smaller
+const MOST_BYTES = 2 ** 30; // inflated; stored columns are about a hundred times smaller
 
 /**
  * @typedef {Object} Unpacked

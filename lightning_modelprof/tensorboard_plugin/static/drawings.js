@@ -29,7 +29,7 @@ async function loadTimeline() {
 }
 
 /**
- * What is drawn together: for some drawings, all ranks.
+ * Group columns into drawings; some drawings show all ranks.
  * @param {Columns[]} columns
  * @returns {Columns[][]}
  */
@@ -43,7 +43,7 @@ export function drawnTogether(columns) {
  * @param {HTMLElement} container
  * @param {Columns[]} columns of one drawing, by rank
  * @param {object} known about the loop: its words for a step and its samples, and where a step's trace is
- * @param {Choice} choice what to draw, and the reader's settings
+ * @param {Choice} choice the current one, with the reader's settings
  * @param {(changes: Choice) => void} remember
  * @param {() => boolean} isWanted whether the reader is still waiting for it
  * @returns {Promise<Drawing | null>}
@@ -95,7 +95,7 @@ async function ask({ tag, kind, rank }, { run }) {
 }
 
 /**
- * What a link into the drawing points at; it may be for one rank.
+ * A link's target in the drawing; it may be for one rank.
  * @param {Choice} choice
  * @param {Columns[]} columns
  */

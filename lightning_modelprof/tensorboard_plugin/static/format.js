@@ -1,4 +1,4 @@
-// Numbers of ticks, tooltips and selections, with three significant digits. Python formats what Python knows.
+// Numbers of ticks, tooltips and selections, with three significant digits. Python formats all other numbers.
 
 export const DASH = "–"; // a missing value, or not a number
 

@@ -59,7 +59,7 @@ class Dashboard {
   }
 
   /**
-   * The reader has changed settings of what is shown.
+   * The reader has changed settings of the current view.
    * @param {Choice} looks
    */
   remember(looks) {
@@ -69,8 +69,8 @@ class Dashboard {
 
   /**
    * @param {Choice} choice complete
-   * @param {string} gone what a link names that doesn't exist
-   * @param {boolean} isStep whether going back leads to what is shown now
+   * @param {string} gone missing things that a link names
+   * @param {boolean} isStep whether going back leads to the current choice
    */
   show(choice, gone, isStep) {
     this.choice = choice;

@@ -1,4 +1,4 @@
-// The reader's choice is in the address, so that a link leads back to it. TensorBoard keeps what starts with
+// The reader's choice is in the address, so that a link leads back to it. TensorBoard keeps names that start with
 // "p.<name of the plugin>." in its page's fragment; alone, as in tests, it's this page's own fragment.
 
 const PREFIX = "p.modelprof.";
@@ -23,7 +23,7 @@ export function readLink() {
     try {
       choice[decodeURIComponent(name.slice(PREFIX.length))] = decodeURIComponent(value);
     } catch {
-      // A cut or mistyped link selects what is left of it.
+      // A truncated or mistyped link selects its readable part.
     }
   }
   return choice;

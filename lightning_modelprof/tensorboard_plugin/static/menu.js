@@ -15,7 +15,7 @@ const MANY_RUNS = 10; // a longer list gets a filter
  * @param {Contents} contents
  * @param {string} prefix of the names: "" or BEFORE
  * @param {(changes: Choice) => void} change
- * @param {(looks: Choice) => void} remember for changes that don't affect what is shown
+ * @param {(looks: Choice) => void} remember for changes that don't affect the selection
  * @returns {HTMLElement[]}
  */
 export function makeChoosers(choice, contents, prefix, change, remember) {

@@ -13,7 +13,7 @@ import { parseLink } from "./link.js";
 /**
  * @param {HTMLElement} root
  * @param {ViewDocument[]} documents
- * @param {Choice} choice what is shown, and the reader's settings
+ * @param {Choice} choice the current one, with the reader's settings
  * @param {(looks: Choice) => void} remember
  */
 export function showParts(root, documents, choice, remember) {

@@ -31,7 +31,7 @@
  * @typedef {Object} ViewAnswer
  * @property {string} title
  * @property {import("./parts.js").ViewDocument[]} documents
- * @property {string} empty what to do if there is nothing
+ * @property {string} empty instructions if there's nothing to show
  * @property {{tag: string, kind: string, rank: number | null, file?: string, where?: string}[]} [columns] `file`: its trace; `where`: where that is instead
  * @property {import("./steps/readout.js").Words} words for a step and its samples
  */

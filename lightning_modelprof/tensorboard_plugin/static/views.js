@@ -38,7 +38,7 @@ function heading(text) {
 /**
  * Placeholder of a view until it arrives.
  * @param {string} title
- * @param {HTMLElement[]} above what is already usable
+ * @param {HTMLElement[]} above parts that are already usable
  */
 export function skeleton(title, above = []) {
   const bones = Array.from({ length: 4 }, () => make("div", { class: "bone" }));
@@ -50,7 +50,7 @@ export class ViewPage {
   /**
    * @param {HTMLElement} main
    * @param {(changes: Choice) => void} choose the reader selects something else
-   * @param {(looks: Choice) => void} remember the reader has changed settings of what is shown
+   * @param {(looks: Choice) => void} remember the reader has changed settings of the current view
    */
   constructor(main, choose, remember) {
     this.main = main;
@@ -137,7 +137,7 @@ export class ViewPage {
   }
 
   /**
-   * What is compared: before is here, after is in the sidebar.
+   * The compared profiles: "before" is selected here, "after" in the sidebar.
    * @param {Choice} choice
    * @param {Contents} contents
    */
@@ -161,7 +161,7 @@ export class ViewPage {
   }
 
   /**
-   * Replace what is shown, without losing the keyboard focus.
+   * Replace the content without losing the keyboard focus.
    * @param {HTMLElement[]} shown heading first
    */
   lay(...shown) {

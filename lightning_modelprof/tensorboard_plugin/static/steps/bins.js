@@ -1,7 +1,7 @@
 // Adjacent steps joined into a chart's points.
 
 /**
- * @typedef {Object} Points what a chart draws; all values of a point without steps are NaN
+ * @typedef {Object} Points a chart's points; all values of a point without steps are NaN
  * @property {number} size steps in each point but the last
  * @property {Float64Array} start first step of each point
  * @property {Float64Array} end one past its last step

@@ -194,7 +194,7 @@ function withGaps(values) {
 }
 
 /**
- * A sentence on what the axis cuts off; "" if nothing.
+ * A sentence about values beyond the axis; "" if there are none.
  * @param {Float64Array} values
  * @param {number} top
  * @param {(value: number) => string} write

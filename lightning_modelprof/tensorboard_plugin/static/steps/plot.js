@@ -11,7 +11,7 @@ import uPlot from "../vendor/uplot/uPlot.esm.js";
  * @property {{color: (palette: Palette) => string, width: number}[]} curves
  * @property {(values: number[]) => string[]} xLabels of whole numbers
  * @property {(values: number[]) => string[]} yLabels
- * @property {(plot: Plot) => void} [before] draws what is behind the curves
+ * @property {(plot: Plot) => void} [before] draws the background of the curves
  * @property {(point: number | null, plot: Plot) => void} onCursor
  * @property {(from: number, to: number) => void} onSelect a dragged range of x
  * @property {() => void} onReset a double click

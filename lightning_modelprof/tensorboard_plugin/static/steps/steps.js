@@ -226,7 +226,7 @@ class StepsView {
   }
 
   /**
-   * Show what can be done with a bar; it stays while the pointer goes there.
+   * Show a bar's actions, which stay while the pointer moves to them.
    * @param {number | null} point
    * @returns {HTMLElement | null} the first control
    */

@@ -67,7 +67,7 @@ export function slowestTable(steps, slowest, median, words, onChoose, goto) {
 const LEFT_OUT = "reason excluded";
 
 /**
- * What makes slow steps slow.
+ * Causes of slow steps.
  * @param {{step: import("./statistics.js").Cause, phases: import("./statistics.js").Cause[]}} causes
  * @param {Words} words
  */

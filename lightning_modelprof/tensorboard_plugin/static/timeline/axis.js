@@ -6,7 +6,7 @@ import { niceStep } from "../nice_step.js";
 const ROOM = 95; // pixels between marks
 const MOST_DIGITS = 5;
 
-/** @typedef {{base: string, marks: {time: number, label: string}[]}} Axis `base`: what the marks count from, or "" */
+/** @typedef {{base: string, marks: {time: number, label: string}[]}} Axis `base`: the time that the marks count from, or "" */
 
 /**
  * @param {import("./viewport.js").Viewport} viewport

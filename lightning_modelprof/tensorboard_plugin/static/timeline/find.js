@@ -1,4 +1,4 @@
-// What a link points at: slices by exact name, category or both, or a step.
+// Targets of links: slices by exact name, category or both, or a step.
 
 import { formatCount } from "../format.js";
 import { showFound } from "./toolbar.js";
@@ -23,7 +23,7 @@ export function checkedFind(find) {
 }
 
 /**
- * What a link points at, in words.
+ * A link's target, in words.
  * @param {Find} find
  */
 export function labelOf({ name, kind }) {
@@ -31,7 +31,7 @@ export function labelOf({ name, kind }) {
 }
 
 /**
- * Mark what a link points at, select the longest slice of it, and show that with some context.
+ * Mark a link's target, select its longest slice, and show that with some context.
  * @param {TimelineView} view
  * @param {Find} find
  * @param {boolean} isNew whether to go there; a reader who comes back has moved on since

@@ -1,4 +1,4 @@
-// Draws what is above the lanes: the whole trace with the visible part, the time axis, the steps.
+// Draws the area above the lanes: the whole trace with the visible part, the time axis, the steps.
 
 import { FONT } from "./slice_names.js";
 import { axisOf } from "./axis.js";

@@ -71,7 +71,7 @@ export class Layout {
   }
 
   /**
-   * Open whatever hides a row.
+   * Open everything that hides a row.
    * @param {import("./slices.js").Row} row
    */
   reveal(row) {

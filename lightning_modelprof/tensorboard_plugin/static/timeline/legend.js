@@ -1,4 +1,4 @@
-// What the colors mean, and which categories are visible: each is a button.
+// The legend: a button per category, which shows or hides its slices.
 
 import { formatCount } from "../format.js";
 import { make } from "../dom.js";

@@ -121,7 +121,7 @@ function endingOf(slices, idle) {
 }
 
 /**
- * What launched it, and what it launched.
+ * Links to its launch and to the slices that it launched.
  * @param {TimelineView} view
  * @param {Add} add
  */

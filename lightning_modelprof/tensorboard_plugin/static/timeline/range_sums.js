@@ -1,4 +1,4 @@
-// What slices do in a time range: count and time by name and by category.
+// Slice counts and times in a time range, by name and by category.
 
 import { firstAbove, firstFrom } from "../sorted.js";
 

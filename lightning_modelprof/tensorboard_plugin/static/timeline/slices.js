@@ -222,7 +222,7 @@ export class Slices {
   }
 
   /**
-   * What launched a slice, else the first slice that it launched; -1 without either.
+   * The slice that launched this one, else the first slice that it launched; -1 without either.
    * @param {number} index
    */
   linkedTo(index) {

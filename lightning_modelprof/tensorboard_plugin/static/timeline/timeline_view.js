@@ -20,7 +20,7 @@ import { showSelection, spoken } from "./panel.js";
 import { showValues } from "./tooltip.js";
 
 /** @typedef {import("./find.js").Find} Find */
-/** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: index in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: what a link pointed at and has been shown */
+/** @typedef {{begin: number, end: number, selected: number, search: string, range: [number, number] | null, folded: string[], hidden: string[], found: Find | null}} State `selected`: index in the packed columns; `folded`: keys of groups and lanes; `hidden`: categories; `found`: a link's target that has already been shown */
 /** @typedef {Partial<Pick<State, "selected" | "search" | "range" | "folded" | "hidden" | "found">> & {zoom?: [number, number]}} Look the state without defaults; times are whole nanoseconds since the trace's start */
 /** @typedef {{onChange?: (look: Look) => void, linkTo?: (look: Look) => string, initial?: Look & {find?: Find}, title?: string, trace?: import("./toolbar.js").TraceFile | null}} Options `linkTo`: the address of a look */
 
@@ -274,7 +274,7 @@ export class TimelineView {
   }
 
   /**
-   * Select a slice and bring its time and row into view, opening whatever hides it.
+   * Select a slice and bring its time and row into view, opening everything that hides it.
    * @param {number} place index in the packed columns
    */
   jumpTo(place) {
@@ -315,7 +315,7 @@ export class TimelineView {
     this.jumpTo(place);
   }
 
-  /** Show the selected slice and what launched it, or what it launched, unless that is hidden. */
+  /** Show the selected slice and its launch, or the slice it launched, unless that is hidden. */
   zoomToLinked() {
     if (this.selected < 0) return;
     const linked = this.all.linkedTo(this.selected);
@@ -345,7 +345,7 @@ export class TimelineView {
   }
 
   /**
-   * Mark what a link points at; the search shows its label.
+   * Mark a link's target; the search shows its label.
    * @param {Find} find
    */
   mark(find) {

@@ -1,4 +1,4 @@
-// What is under the pointer: a short tooltip, and the counters' values at that time.
+// A short tooltip for the slice under the pointer, and the counters' values at that time.
 
 import { make } from "../dom.js";
 import { formatBytes, formatCount, formatDuration, formatRatio } from "../format.js";
