@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lightning_modelprof.report.model import Column, Table, Unit
@@ -80,6 +80,8 @@ def test_all_columns_are_visible_without_main_columns():
 
 
 @given(values=st.lists(st.one_of(st.none(), st.integers(0, 5)), max_size=7))
+@example(values=[5, 4, 4, 4])
+@example(values=[5, 4, 3, 3])
 def test_sort_column_is_one_already_in_order(values):
     columns = (Column("name", "Name"), Column("n", "N", Unit.COUNT))
     rows = tuple((f"r{place}", value) for place, value in enumerate(values))
@@ -88,7 +90,8 @@ def test_sort_column_is_one_already_in_order(values):
     view = table_view(Table(id="t", title="T", columns=columns, rows=rows))
     by_value = sorted(values, key=lambda value: (value is None, -(value or 0)))
     known = [value for value in values if value is not None]
-    expected = values == by_value and len(known) >= 3 and len(set(known)) > 1
+    has_order = len(set(known)) > len(known) / 2  # other orders of mostly equal values would look the same
+    expected = values == by_value and len(known) >= 3 and has_order
     assert (view.sorted_by == 1) == expected
 
 
