@@ -370,7 +370,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("command", ["report", "open", "list"])
 def test_what_takes_long_says_what_it_does(tmp_path, monkeypatch, command):
     """A search that lasts until the line is there, with no time to wait for it."""
-    monkeypatch.setattr("lightning_modelprof.show.progress._LONG_S", 0)
+    monkeypatch.setattr("lightning_modelprof.show.progress._WAIT_S", 0)
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
 

@@ -6,6 +6,7 @@ README. To ban a phrase, add it to ``BANNED`` with a bad and a good example.
 
 import ast
 import re
+from functools import cache
 
 import pytest
 
@@ -266,6 +267,7 @@ def texts_of(path):
     return {".js": script_texts, ".j2": markup_texts, ".md": markdown_texts}[path.suffix](source)
 
 
+@cache  # many texts are there more than once
 def found_in(text):
     """The banned phrases of a text."""
     for phrase in ALLOWED:

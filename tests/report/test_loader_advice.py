@@ -331,12 +331,12 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, **loader):
+def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, size=80, **loader):
     callback = ModelProfCallback(
         dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
     )
     trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path)
-    trainer.fit(Small(step_s), DataLoader(worker_data.Slow(cpu_s, sleep_s), batch_size=1, **loader))
+    trainer.fit(Small(step_s), DataLoader(worker_data.Slow(cpu_s, sleep_s, size), batch_size=1, **loader))
     return load_run(tmp_path / "run" / "run.json").ranks[0]
 
 
@@ -363,23 +363,29 @@ def test_the_cpu_time_of_workers(tmp_path):
     assert 0.8e9 <= record.cpu.workers_ns < 4e9
 
 
+@pytest.fixture
+def often(monkeypatch):
+    """One step of three is read, so that fewer rows are enough."""
+    monkeypatch.setattr("lightning_modelprof.measure.resources.cpu.PERIOD", 3)
+
+
 # Lightning's own worker_init_fn, where the user has none, imports Lightning in each worker.
 SPAWN = {"multiprocessing_context": "spawn", "worker_init_fn": worker_data.draw_more}
 
 
 @pytest.mark.parametrize("loader", [{}, SPAWN], ids=["fork", "spawn"])
-def test_batches_that_workers_have_ready(tmp_path, loader):
+def test_batches_that_workers_have_ready(tmp_path, often, loader):
     """Steps of 20 ms, and rows that take nothing."""
-    found = fit(tmp_path, step_s=0.02, num_workers=1, **loader).cpu
+    found = fit(tmp_path, step_s=0.02, num_workers=1, size=40, **loader).cpu
     assert found.num_asked == found.num_steps >= 5
     assert found.num_ready >= 0.8 * found.num_asked
     assert sum(found.depths) == found.num_asked
     assert found.depths[2] >= 0.8 * found.num_asked, "one worker makes two ahead"
 
 
-def test_batches_that_workers_do_not_have_ready(tmp_path):
+def test_batches_that_workers_do_not_have_ready(tmp_path, often):
     """Rows of 60 ms, and steps that take nothing, unless the machine is very busy."""
-    found = fit(tmp_path, sleep_s=0.06, num_workers=1).cpu
+    found = fit(tmp_path, sleep_s=0.06, num_workers=1, size=40).cpu
     assert found.num_asked >= 5
     assert found.num_ready <= 0.5 * found.num_asked
     assert found.depths[0] >= 0.5 * found.num_asked

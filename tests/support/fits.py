@@ -228,14 +228,14 @@ def is_profiling():
     return torch.autograd._profiler_enabled()
 
 
-def run_script(source, *arguments, cwd, timeout=120, env=None, fresh=False):
+def run_script(source, *arguments, cwd, timeout=120, env=None, fresh=False, has_ours=True):
     """Runs a program in a process of its own, where a crash or a kill hurts nobody.
 
-    It finds torch and Lightning imported, unless it has to be fresh.
+    It finds torch, Lightning and this package imported, unless it has to be fresh or without ours.
     """
     source = textwrap.dedent(source)
     if not fresh:
-        return warm.start(source, *arguments, cwd=cwd, env=env).wait(timeout)
+        return warm.start(source, *arguments, cwd=cwd, env=env, has_ours=has_ours).wait(timeout)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)],
