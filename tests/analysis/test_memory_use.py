@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -53,7 +52,7 @@ from lightning_modelprof.run.records import RankRecord, Run, RunInfo
 from lightning_modelprof.units import size
 from tests.support.diagnosed import SETUP, only, steps_of
 from tests.support.facts import tables_of, why_not
-from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit
+from tests.support.fits import Net, fit_quietly, loader, make_callback, make_trainer, run_fit, run_script
 
 pytestmark = pytest.mark.slow
 
@@ -605,7 +604,7 @@ def test_summary_omits_curve():
     assert build_report(analysis_with(None)).summary.memory is None
 
 
-def test_reading_memory_does_not_start_cuda():
+def test_reading_memory_does_not_start_cuda(tmp_path):
     """Runs in its own process, where nothing else can start CUDA."""
     script = (
         "import torch\n"
@@ -616,7 +615,7 @@ def test_reading_memory_does_not_start_cuda():
         "assert record.peak_allocated_bytes is None and record.curve[0].rss_bytes > 0\n"
         "assert record.notes == (), record.notes\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = run_script(script, cwd=tmp_path, has_ours=False)
     assert done.returncode == 0, done.stderr
 
 

@@ -370,7 +370,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize("command", ["report", "open", "list"])
 def test_slow_search_prints_progress(tmp_path, monkeypatch, command):
     """The fake search runs until the line is printed, and the delay before the line is 0."""
-    monkeypatch.setattr("lightning_modelprof.show.progress._LONG_S", 0)
+    monkeypatch.setattr("lightning_modelprof.show.progress._WAIT_S", 0)
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
 

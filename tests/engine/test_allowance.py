@@ -155,7 +155,7 @@ def test_many_small_operators_delay_window(tmp_path, monkeypatch):
 
     class Slow(Small):
         def training_step(self, batch):
-            clock.now += 20_000_000
+            clock.now += 60_000_000
             return super().training_step(batch)
 
     class Chatty(Slow):
@@ -168,7 +168,7 @@ def test_many_small_operators_delay_window(tmp_path, monkeypatch):
     waited_ns = {}
     for model in (Slow(), Chatty()):
         clock = Ticks()
-        callback, _ = fit(tmp_path / type(model).__name__, 500, clock, model=model)
+        callback, _ = fit(tmp_path / type(model).__name__, 170, clock, model=model)
         [record] = callback.run.ranks
         [window] = record.windows
         assert len(window.recorded_steps) == 10

@@ -274,6 +274,7 @@ import sys
 from pathlib import Path
 from joblib import Parallel, delayed
 from tests.support.fits import *
+from tests.support.warm import spawn_from_here
 
 def job(number):
     callback = make_callback(Path(sys.argv[1]) / str(number), terminal=True, active=0)
@@ -282,6 +283,8 @@ def job(number):
     trainer.validate(trainer.lightning_module, loader(2), verbose=False)
 
 if __name__ == "__main__":
+    if sys.argv[2] == "loky" and sys.platform == "linux":
+        spawn_from_here()
     Parallel(n_jobs=2, backend=sys.argv[2])(delayed(job)(number) for number in range(2))
 """
 

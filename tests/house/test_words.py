@@ -8,6 +8,7 @@ import ast
 import io
 import re
 import tokenize
+from functools import cache
 
 import pytest
 
@@ -265,6 +266,7 @@ def texts_of(path):
     return {".js": script_texts, ".j2": markup_texts, ".md": markdown_texts}[path.suffix](source)
 
 
+@cache  # many texts are there more than once
 def found_in(text):
     """Banned phrases in a text."""
     for phrase in ALLOWED:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ from torch import nn
 from lightning_modelprof.errors import ModelProfError
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 from lightning_modelprof.run.model_cost import ForwardCount
+from tests.support.fits import run_script
 
 
 def table_of(model, *batch):
@@ -184,15 +183,15 @@ def test_model_batch_and_random_states_are_unchanged():
         assert after[key] == value, key
 
 
-def test_fvcore_is_imported_late_and_quietly():
+def test_fvcore_is_imported_late_and_quietly(tmp_path):
     program = """
-import sys
+import sys, warnings
+warnings.simplefilter("always")
 from lightning_modelprof.inspect.flops.fvcore_table import forward_table
 assert "fvcore" not in sys.modules
 from torch import nn, ones
 table = forward_table(nn.MultiheadAttention(4, 2), lambda model, batch: model(*batch), (ones(2, 4),) * 3)
 assert "fvcore" in sys.modules and table.unsupported
 """
-    command = [sys.executable, "-W", "always", "-c", program]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    result = run_script(program, cwd=tmp_path, has_ours=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -6,7 +6,6 @@ import copy
 import io
 import pickle
 import random
-import subprocess
 import sys
 from functools import partial
 from types import SimpleNamespace
@@ -680,4 +679,5 @@ def test_model_saved_in_inspected_step_loads_elsewhere(tmp_path):
         "import torch; model = torch.load(sys.argv[1], weights_only=False)\n"
         "assert model(torch.ones(2, 4)).shape == (2, 1)"
     )
-    subprocess.run([sys.executable, "-c", script, str(saved)], check=True, cwd=tmp_path)
+    done = run_script(script, saved, cwd=tmp_path, has_ours=False)
+    assert done.returncode == 0, done.stderr

@@ -70,7 +70,7 @@ def test_file_opens_without_this_package(tmp_path):
     assert trainer.global_step == 3
     assert "lightning_modelprof.lightning.callback" not in sys.modules
     """
-    result = run_script(script, cwd=tmp_path, fresh=True)
+    result = run_script(script, cwd=tmp_path, has_ours=False)
     assert result.returncode == 0, result.stderr[-3000:]
 
 
@@ -173,5 +173,5 @@ def test_older_trainer_accepts_callback(tmp_path):
         assert isinstance(Both(), older.Callback)
     assert lightning_modelprof.ModelProfCallback().on_fit_end(None, None) is None
     """
-    result = run_script(script, cwd=tmp_path, fresh=True)
+    result = run_script(script, cwd=tmp_path, has_ours=False)
     assert result.returncode == 0, result.stderr[-3000:]

@@ -337,12 +337,14 @@ def test_device_times_if_training_step_fetches_batches(device_bench):
 
 
 @pytest.mark.slow
-def test_report_notes_steps_without_device_time(device_bench):
-    bench = device_bench
+def test_report_notes_steps_without_device_time(device_bench, monkeypatch):
+    bench, waits = device_bench, []
     bench.truth.device.reached_ns = -1
+    monkeypatch.setattr(DevicePhases.finish, "__defaults__", (2.0, waits.append))
     bench.fit(PlainModel(bench.truth), bench.data(MAX_PENDING + 3))
     assert (bench.record.steps.device_phases_ns == NOT_MEASURED).all()
     assert any(f"{MAX_PENDING + 3} steps have no device time" in note for note in bench.record.notes)
+    assert sum(waits) == pytest.approx(2.0)
     assert "Device total" not in render_text(bench.callback.report)
 
 

@@ -180,7 +180,7 @@ def test_code_between_short_operators_is_seen():
 
     with running({"it": look}):
         deadline = time.monotonic() + 30
-        while len(seen) < 100 and time.monotonic() < deadline:
+        while len(seen) < 50 and time.monotonic() < deadline:
             for _ in range(60):
                 computes()
                 torch.tensor(numbers)

@@ -331,12 +331,12 @@ class Small(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, **loader):
+def fit(tmp_path, *, cpu_s=0.0, sleep_s=0.0, step_s=0.0, size=80, **loader):
     callback = ModelProfCallback(
         dirpath=tmp_path / "run", flops=False, report={"terminal": False, "tensorboard": False}
     )
     trainer = make_trainer(callbacks=[callback], default_root_dir=tmp_path)
-    trainer.fit(Small(step_s), DataLoader(worker_data.Slow(cpu_s, sleep_s), batch_size=1, **loader))
+    trainer.fit(Small(step_s), DataLoader(worker_data.Slow(cpu_s, sleep_s, size), batch_size=1, **loader))
     return load_run(tmp_path / "run" / "run.json").ranks[0]
 
 
@@ -363,23 +363,29 @@ def test_worker_cpu_time_is_measured(tmp_path):
     assert 0.8e9 <= record.cpu.workers_ns < 4e9
 
 
+@pytest.fixture
+def often(monkeypatch):
+    """Read one step of three, so that fewer rows are enough."""
+    monkeypatch.setattr("lightning_modelprof.measure.resources.cpu.PERIOD", 3)
+
+
 # Without a worker_init_fn of the user's, Lightning's own imports Lightning in each worker.
 SPAWN = {"multiprocessing_context": "spawn", "worker_init_fn": worker_data.draw_more}
 
 
 @pytest.mark.parametrize("loader", [{}, SPAWN], ids=["fork", "spawn"])
-def test_ready_batches_are_counted(tmp_path, loader):
+def test_ready_batches_are_counted(tmp_path, often, loader):
     """Steps of 20 ms, and rows that take no time."""
-    found = fit(tmp_path, step_s=0.02, num_workers=1, **loader).cpu
+    found = fit(tmp_path, step_s=0.02, num_workers=1, size=40, **loader).cpu
     assert found.num_asked == found.num_steps >= 5
     assert found.num_ready >= 0.8 * found.num_asked
     assert sum(found.depths) == found.num_asked
     assert found.depths[2] >= 0.8 * found.num_asked, "one worker makes two ahead"
 
 
-def test_late_batches_are_counted(tmp_path):
+def test_late_batches_are_counted(tmp_path, often):
     """Rows of 60 ms, and steps that take almost no time unless the machine is very busy."""
-    found = fit(tmp_path, sleep_s=0.06, num_workers=1).cpu
+    found = fit(tmp_path, sleep_s=0.06, num_workers=1, size=40).cpu
     assert found.num_asked >= 5
     assert found.num_ready <= 0.5 * found.num_asked
     assert found.depths[0] >= 0.5 * found.num_asked

@@ -78,7 +78,7 @@ class SlowEnd(Net):
         self.summarize()  # @end
 
     def summarize(self) -> None:
-        time.sleep(20 * SLOW_S)  # @summary
+        time.sleep(6 * SLOW_S)  # @summary
 
 
 class SlowMetric(Metric):
@@ -193,7 +193,7 @@ CASES = {
         *("epoch_end", "Metrics and epoch end", "end", "summary", "in SlowEnd.on_validation_epoch_end"),
     ),
     "compute of a metric": (
-        lambda: {"module": Metered(compute_s=20 * SLOW_S)},
+        lambda: {"module": Metered(compute_s=6 * SLOW_S)},
         *("epoch_end", "Metrics and epoch end", "compute", None, "Compute fewer or cheaper metrics there"),
     ),
     "logger": (

@@ -859,15 +859,15 @@ def test_worker_curve_matches_counting():
     first, end = min(row[2] for row in rows), rows[-1][3]
     parts, looks = len(curve.making), 400
     assert parts == len(curve.held_back) > 1
+    _, index, begins, ends = np.array(rows).T
+    is_later = index[:, None] > index
     for part in range(parts):
-        moments = [first + (part + (look + 0.5) / looks) * (end - first) / parts for look in range(looks)]
-        making = sum(sum(row[2] <= at < row[3] for row in rows) for at in moments) / looks
-        held = sum(
-            sum(row[3] <= at and any(one[1] < row[1] and at < one[3] for one in rows) for row in rows)
-            for at in moments
-        )
+        moments = first + (part + (np.arange(looks)[:, None] + 0.5) / looks) * (end - first) / parts
+        making = ((begins <= moments) & (moments < ends)).sum() / looks
+        is_ready = ends <= moments  # for each moment and row
+        held = (is_ready & ((~is_ready[:, None, :] & is_later).any(axis=2))).sum() / looks
         assert curve.making[part] == pytest.approx(making, abs=0.02)
-        assert curve.held_back[part] == pytest.approx(held / looks, abs=0.1)
+        assert curve.held_back[part] == pytest.approx(held, abs=0.1)
 
 
 def test_curve_needs_time_between_batches():

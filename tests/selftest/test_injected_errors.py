@@ -34,7 +34,7 @@ from lightning_modelprof.selftest import checks_cost, checks_fit, checks_time, c
 from lightning_modelprof.selftest.comparison import Skip
 from lightning_modelprof.selftest.lab import Lab, layers
 from lightning_modelprof.selftest.plain_trace import PlainTrace
-from tests.support.bench import UndisturbedClock
+from tests.support.bench import FakeClock, UndisturbedClock
 from tests.support.traces import FOLDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::UserWarning:lightning")]
@@ -138,22 +138,30 @@ def compared(tmp_path, monkeypatch):
                 checks_time._device_phases(FakeGpu("cpu", tmp_path), "net", Layer(4, 4), torch.ones(2, 4))
             )
         if name == "cpu phases":  # a wait for a CPU would count on one side only
-            clock, make = UndisturbedClock(), Lab.callback
-            monkeypatch.setattr(checks_time, "time", SimpleNamespace(perf_counter_ns=clock, sleep=time.sleep))
-
-            def made(*arguments, **settings):
-                callback = make(*arguments, **settings)
-                callback._clock = clock
-                return callback
-
-            monkeypatch.setattr(Lab, "callback", made)
+            use_clock(UndisturbedClock(), time.sleep)
+        if name == "made-up cpu phases":  # only the sleeps take time
+            clock = FakeClock()
+            use_clock(clock, lambda seconds: clock.advance(round(seconds * 1e9)))
         return list(CHECKS[name](Lab("cpu", tmp_path)))
+
+    def use_clock(clock, sleep):
+        """Use the clock on both sides."""
+        make = Lab.callback
+        monkeypatch.setattr(checks_time, "time", SimpleNamespace(perf_counter_ns=clock, sleep=sleep))
+
+        def made(*arguments, **settings):
+            callback = make(*arguments, **settings)
+            callback._clock = clock
+            return callback
+
+        monkeypatch.setattr(Lab, "callback", made)
 
     return run
 
 
 CHECKS = {
     "cpu phases": checks_time.cpu_phases,
+    "made-up cpu phases": checks_time.cpu_phases,
     "modules": checks_time.module_times,
     "flops": checks_cost.flops,
     "windows": checks_trace.window,
@@ -311,13 +319,13 @@ def device_phase_before(patch):
 
 
 ERRORS = {
-    "forward and backward swapped": ("cpu phases", swap_phases, "forward"),
-    "phases of the step before": ("cpu phases", shift_steps, "odd steps"),
-    "step time in microseconds": ("cpu phases", microseconds, "step time"),
-    "samples per second of other time": ("cpu phases", rate_of_all_time, "samples per second"),
-    "FLOP/s halved": ("cpu phases", half_the_rate, "FLOP/s"),
+    "forward and backward swapped": ("made-up cpu phases", swap_phases, "forward"),
+    "phases of the step before": ("made-up cpu phases", shift_steps, "odd steps"),
+    "step time in microseconds": ("made-up cpu phases", microseconds, "step time"),
+    "samples per second of other time": ("made-up cpu phases", rate_of_all_time, "samples per second"),
+    "FLOP/s halved": ("made-up cpu phases", half_the_rate, "FLOP/s"),
     "a warning": ("training", before_setup(warn_of_a_file), "warnings of the profiler"),
-    "share of the phases without data": ("cpu phases", share_of_phases, "share of all steps"),
+    "share of the phases without data": ("made-up cpu phases", share_of_phases, "share of all steps"),
     "multiply-adds counted once": ("flops", macs_for_flops, "layers, forward"),
     "module times of the other direction": ("modules", swap_directions, "0 (Linear)"),
     "window a step late": ("windows", window_one_late, "first recorded step"),

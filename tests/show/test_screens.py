@@ -8,8 +8,6 @@ import os
 import pty
 import re
 import struct
-import subprocess
-import sys
 import termios
 
 import nbformat
@@ -17,6 +15,7 @@ import pyte
 import pytest
 from nbclient import NotebookClient
 
+from tests.support import warm
 from tests.support.fits import ROOT
 
 pytestmark = pytest.mark.slow
@@ -103,15 +102,8 @@ def in_a_terminal(script, *arguments):
     main, other = pty.openpty()
     fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, 80, 0, 0))
     unwanted = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
-    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
-    process = subprocess.Popen(
-        [sys.executable, "-c", script, *arguments],
-        cwd=ROOT,
-        env=environment | {"TERM": "xterm-256color"},
-        stdin=other,
-        stdout=other,
-        stderr=other,
-    )
+    environment = dict.fromkeys(unwanted) | {"TERM": "xterm-256color"}
+    program = warm.start(script, *arguments, cwd=ROOT, env=environment, terminal=os.ttyname(other))
     os.close(other)
     written = b""
     while True:
@@ -123,7 +115,7 @@ def in_a_terminal(script, *arguments):
             break
         written += piece
     os.close(main)
-    assert process.wait() == 0, written.decode(errors="replace")[-3000:]
+    assert program.wait(60).returncode == 0, written.decode(errors="replace")[-3000:]
     return written.decode()
 
 

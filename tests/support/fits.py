@@ -228,14 +228,14 @@ def is_profiling():
     return torch.autograd._profiler_enabled()
 
 
-def run_script(source, *arguments, cwd, timeout=120, env=None, fresh=False):
+def run_script(source, *arguments, cwd, timeout=120, env=None, fresh=False, has_ours=True):
     """Run a program in its own process, where a crash or a kill is harmless.
 
-    torch and Lightning are already imported, unless ``fresh``.
+    torch, Lightning and this package are already imported, unless ``fresh`` or without ``has_ours``.
     """
     source = textwrap.dedent(source)
     if not fresh:
-        return warm.start(source, *arguments, cwd=cwd, env=env).wait(timeout)
+        return warm.start(source, *arguments, cwd=cwd, env=env, has_ours=has_ours).wait(timeout)
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
     return subprocess.run(
         [sys.executable, "-c", source, *map(str, arguments)],

@@ -61,11 +61,11 @@ class Mapped(Dataset):
 class Slow(Dataset):
     """Each row takes the given CPU time and sleep."""
 
-    def __init__(self, cpu_s: float, sleep_s: float) -> None:
-        self.cpu_s, self.sleep_s = cpu_s, sleep_s
+    def __init__(self, cpu_s: float, sleep_s: float, size: int = 80) -> None:
+        self.cpu_s, self.sleep_s, self.size = cpu_s, sleep_s, size
 
     def __len__(self) -> int:
-        return 80
+        return self.size
 
     def __getitem__(self, index: int) -> Any:
         end = time.thread_time() + self.cpu_s
