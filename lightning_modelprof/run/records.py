@@ -50,7 +50,7 @@ class WindowStatus(Enum):
     SKIPPED = "skipped"
     """It would have taken more time than ``max_overhead`` allows."""
     REFUSED = "refused"
-    """Another torch profiler was recording when the window was to open."""
+    """Another torch profiler was recording, was warming up, or ran while this window was prepared."""
 
 
 class Window(Record, frozen=True, kw_only=True):
