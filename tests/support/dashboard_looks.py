@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import itertools
 import sys
 import tempfile
 import textwrap
@@ -89,13 +90,14 @@ _RANKS: Final = """
 FAULTS: Final = (ROOT / "tests/support/dashboard_faults.js").read_text(encoding="utf-8")
 """What is wrong with the view that the page shows, as sentences."""
 
+_LOADS: Final = itertools.count()
 _GO: Final = """
     const [fragment, done] = arguments;
     document.documentElement.dataset.theme = "auto"; // as a page has it that was just loaded
     document.dispatchEvent(new CustomEvent("themechange"));
     for (const place of [document.documentElement, document.querySelector("main")]) place.scrollTop = 0;
     addEventListener("hashchange", () => done(), { once: true }); // after the page, which listens as well
-    location.replace(`#${fragment}`);
+    location.hash = fragment;
 """
 _READY: Final = (
     "const main = document.querySelector('main');"
@@ -137,26 +139,27 @@ def write_logs(logs: Path) -> dict[str, dict[str, str]]:
 class Pages:
     """The dashboard's page alone, of a size and in a theme.
 
-    It is loaded once at each width; a link leads to the next view, which is drawn anew.
+    It is loaded once; links lead to other views, each of which is drawn anew.
     """
 
     def __init__(self, browser: Any, server: Server) -> None:
         self.browser = browser
         self.server = server
-        self._width = 0
+        self._is_loaded = False
 
     def show(self, choice: dict[str, str], width: int) -> None:
         """Have a view drawn anew at a width, and wait until it is."""
         parts = [f"p.modelprof.{name}={value.replace('/', '%2F')}" for name, value in choice.items()]
         fragment = "&".join(["modelprof", *parts])
-        if width == self._width:
+        size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        if self._is_loaded:
+            wait(self.browser, "return innerWidth === arguments[0]", width)
             self.browser.execute_async_script(_GO, fragment)
         else:
-            size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
-            self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-            self.browser.get("about:blank")
-            self.browser.get(f"{self.server.url}data/plugin_entry.html?name=modelprof#{fragment}")
-            self._width = width
+            address = f"{self.server.url}data/plugin_entry.html?name=modelprof&{next(_LOADS)}"
+            self.browser.get(f"{address}#{fragment}")
+            self._is_loaded = True
         wait(self.browser, _READY)
 
     def dress(self, theme: str) -> None:
@@ -164,8 +167,7 @@ class Pages:
         self.browser.execute_async_script(
             "document.documentElement.dataset.theme = arguments[0];"
             "document.dispatchEvent(new CustomEvent('themechange'));"
-            "const done = () => setTimeout(arguments[1], 30);"
-            "requestAnimationFrame(() => requestAnimationFrame(done))",
+            "requestAnimationFrame(() => requestAnimationFrame(arguments[1]))",
             theme,
         )
 
@@ -178,6 +180,7 @@ class Pages:
 
     def picture(self) -> bytes:
         """What is seen, as PNG."""
+        time.sleep(0.03)  # until it is on the screen
         shot = self.browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         return base64.b64decode(shot["data"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import time
 import urllib.parse
@@ -34,6 +35,7 @@ VIEWS = [
 OF_TENSORBOARD = ("Three.js", "WebGL", "GroupMarkerNotSet", "favicon")
 """What TensorBoard's own page says in the console, with or without a plugin."""
 PATIENCE_S = 60
+LOADS = itertools.count()
 
 
 class Page:
@@ -59,9 +61,10 @@ class Page:
 
     def load(self, address, choice):
         self.browser.switch_to.default_content()
-        self.browser.get("about:blank")  # the address alone would load nothing anew
         parts = [f"p.modelprof.{name}={urllib.parse.quote(value, safe='')}" for name, value in choice.items()]
-        self.browser.get(f"{address}#{'&'.join(['modelprof', *parts])}")
+        fragment = "&".join(["modelprof", *parts])
+        # Another fragment alone would load nothing anew.
+        self.browser.get(f"{address}&{next(LOADS)}#{fragment}")
 
     def run(self, script, *arguments):
         return self.browser.execute_script(script, *arguments)
