@@ -14,8 +14,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
-import os
-import subprocess
+import itertools
 import sys
 import tempfile
 import textwrap
@@ -28,6 +27,7 @@ from PIL import Image, ImageDraw
 
 from lightning_modelprof.cli.main import main as command_line
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
+from tests.support import warm
 from tests.support.chromium import said, start_chromium
 from tests.support.dashboard_page import wait
 from tests.support.tensorboard_server import Server, tensorboard
@@ -89,34 +89,41 @@ _RANKS: Final = """
 FAULTS: Final = (ROOT / "tests/support/dashboard_faults.js").read_text(encoding="utf-8")
 """Script that returns the visible view's faults, as sentences."""
 
+_LOADS: Final = itertools.count()
+_GO: Final = """
+    const [fragment, done] = arguments;
+    document.documentElement.dataset.theme = "auto"; // as a page has it that was just loaded
+    document.dispatchEvent(new CustomEvent("themechange"));
+    for (const place of [document.documentElement, document.querySelector("main")]) place.scrollTop = 0;
+    addEventListener("hashchange", () => done(), { once: true }); // after the page, which listens as well
+    location.hash = fragment;
+"""
 _READY: Final = (
     "const main = document.querySelector('main');"
     "return main !== null && !main.ariaBusy && main.children.length > 0"
-    " && !document.querySelector('main .waiting')"
+    " && !document.querySelector('main .waiting, main .steps-range[aria-busy=true]')"
 )
 
 
 def write_logs(logs: Path) -> dict[str, dict[str, str]]:
     """Make the profiles; return the link parameters of each subject."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     work = logs.parent / "work"
     work.mkdir()
-
-    def run(*command: str) -> None:
-        result = subprocess.run(
-            [sys.executable, *command], cwd=work, env=environment, capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            raise RuntimeError(
-                f"{' '.join(command)[:200]} failed:\n{result.stdout[-2000:]}{result.stderr[-4000:]}"
-            )
-
-    run(str(ROOT / "examples/cifar10.py"), "--max-steps", "60")
-    (work / "lightning_logs" / "version_0").rename(logs / "cifar")
+    commands: list[tuple[Path, tuple[str, ...]]] = [(ROOT / "examples/cifar10.py", ("--max-steps", "60"))]
     for name, script in (("windows", _WINDOWS), ("ranks", _RANKS)):
         file = work / f"{name}.py"
         file.write_text(textwrap.dedent(script).replace("LOGS", repr(str(logs))))
-        run(str(file))
+        commands.append((file, ()))
+    environment = {"CUDA_VISIBLE_DEVICES": ""}
+    programs = [
+        warm.start(file.read_text(), *arguments, cwd=work, env=environment, file=file)
+        for file, arguments in commands
+    ]
+    for result in [program.wait(300) for program in programs]:
+        if result.returncode:
+            command = " ".join(result.args)
+            raise RuntimeError(f"{command} failed:\n{result.stdout[-2000:]}{result.stderr[-4000:]}")
+    (work / "lightning_logs" / "version_0").rename(logs / "cifar")
     subjects = {
         "cifar": {"run": "cifar"},
         "windows": {"run": "windows/version_0"},
@@ -129,21 +136,29 @@ def write_logs(logs: Path) -> dict[str, dict[str, str]]:
 
 
 class Pages:
-    """The dashboard's page alone, in a given size and theme."""
+    """The dashboard's page alone, in a given size and theme.
+
+    It's loaded once; links lead to other views; each is drawn again.
+    """
 
     def __init__(self, browser: Any, server: Server) -> None:
         self.browser = browser
         self.server = server
+        self._is_loaded = False
 
     def show(self, choice: dict[str, str], width: int) -> None:
-        """Open a view at a width, and wait until it's drawn."""
+        """Redraw a view at a width, and wait until it's drawn."""
+        parts = [f"p.modelprof.{name}={value.replace('/', '%2F')}" for name, value in choice.items()]
+        fragment = "&".join(["modelprof", *parts])
         size = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
         self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        self.browser.get("about:blank")
-        parts = [f"p.modelprof.{name}={value.replace('/', '%2F')}" for name, value in choice.items()]
-        self.browser.get(
-            f"{self.server.url}data/plugin_entry.html?name=modelprof#{'&'.join(['modelprof', *parts])}"
-        )
+        if self._is_loaded:
+            wait(self.browser, "return innerWidth === arguments[0]", width)
+            self.browser.execute_async_script(_GO, fragment)
+        else:
+            address = f"{self.server.url}data/plugin_entry.html?name=modelprof&{next(_LOADS)}"
+            self.browser.get(f"{address}#{fragment}")
+            self._is_loaded = True
         wait(self.browser, _READY)
 
     def dress(self, theme: str) -> None:
@@ -151,8 +166,7 @@ class Pages:
         self.browser.execute_async_script(
             "document.documentElement.dataset.theme = arguments[0];"
             "document.dispatchEvent(new CustomEvent('themechange'));"
-            "const done = () => setTimeout(arguments[1], 30);"
-            "requestAnimationFrame(() => requestAnimationFrame(done))",
+            "requestAnimationFrame(() => requestAnimationFrame(arguments[1]))",
             theme,
         )
 
@@ -165,6 +179,7 @@ class Pages:
 
     def picture(self) -> bytes:
         """Screenshot as PNG."""
+        time.sleep(0.03)  # until it's on the screen
         shot = self.browser.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})
         return base64.b64decode(shot["data"])
 
@@ -178,8 +193,8 @@ def look(
 ) -> Iterator[tuple[str, list[str]]]:
     """Open everything; yield each picture's name and faults."""
     for subject, choice in subjects.items():
-        for view in views:
-            for width in widths:
+        for width in widths:
+            for view in views:
                 pages.show({**choice, "view": view}, width)
                 for theme in THEMES:
                     pages.dress(theme)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -31,10 +32,18 @@ HTML, SCRIPT, BYTES = "text/html; charset=utf-8", "text/javascript", "applicatio
 Files = dict[str, tuple[bytes, str]]
 """Name → content and media type."""
 
+Site = tuple[str, Files]
+"""What is served: its address, and the files before those of the dashboard."""
+
+_LOADS = itertools.count()
+
 
 @contextmanager
 def serve(own: Files) -> Iterator[str]:
-    """Serve ``own``, which may change while served, then the dashboard's files; yield the address."""
+    """Serve ``own``, which may change while served, then the dashboard's files; yield the address.
+
+    The browser requests the dashboard's own files once.
+    """
     files = {name: (file.content, file.media_type) for name, file in static_files().items()}
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,6 +55,8 @@ def serve(own: Files) -> Iterator[str]:
             self.send_header("X-Content-Type-Options", "nosniff")
             self.send_header("Content-Security-Policy", POLICY)
             self.send_header("Content-Length", str(len(content)))
+            is_kept = name in files and name not in own
+            self.send_header("Cache-Control", "max-age=86400" if is_kept else "no-store")
             self.end_headers()
             self.wfile.write(content)
 
@@ -76,10 +87,27 @@ def watched(browser: Any, address: str) -> Iterator[None]:
     assert {url for url in asked if not url.startswith(address)} == set()
 
 
+@contextmanager
+def loaded(browser: Any, site: Site, own: Files, fragment: str = "") -> Iterator[None]:
+    """A page of these files, loaded anew and watched."""
+    with watched(browser, site[0]):
+        load(browser, site, own, fragment)
+        yield
+
+
+def load(browser: Any, site: Site, own: Files, fragment: str = "") -> None:
+    """Load a page of these files, whatever is shown."""
+    address, files = site
+    files.clear()
+    files.update(own)
+    # An address with another fragment alone would load nothing.
+    browser.get(f"{address}?{next(_LOADS)}#{fragment}")
+
+
 def wait(browser: Any, script: str, *arguments: Any, seconds: float = 60) -> Any:
     """Wait until the script returns a true value, and return it."""
     end = time.monotonic() + seconds
     while not (answer := browser.execute_script(script, *arguments)):
         assert time.monotonic() < end, said(browser)
-        time.sleep(0.02)
+        time.sleep(0.01)
     return answer

@@ -66,7 +66,7 @@ class Server:
             known = {run["name"]: run["profiles"] for run in self.ask("profiles")["runs"]}
             if all(known.get(run) for run in runs):
                 return self
-            time.sleep(0.2)
+            time.sleep(0.05)
         raise AssertionError(f"TensorBoard has not read {runs}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modelprof.show.tensorboard.packing import pack_columns
-from tests.support.dashboard_page import BYTES, HTML, SCRIPT, Files
+from tests.support.dashboard_page import BYTES, HTML, SCRIPT, Files, Site, loaded, wait
 
 PAGE = """<!doctype html><html data-theme="light"><meta charset="utf-8"><title>Timeline</title>
 <link rel="icon" href="data:,">
@@ -45,6 +47,14 @@ Columns = dict[str, NDArray[Any]]
 def page_files(packed: bytes) -> Files:
     """The page with these columns, for :func:`tests.support.dashboard_page.serve`."""
     return {"": (PAGE.encode(), HTML), "page.js": (START.encode(), SCRIPT), "data": (packed, BYTES)}
+
+
+@contextmanager
+def opened(browser: Any, site: Site, packed: bytes) -> Iterator[None]:
+    """Show such columns; in the end nothing was said in the console, and nobody else was asked."""
+    with loaded(browser, site, page_files(packed)):
+        wait(browser, "return window.ready === true")
+        yield
 
 
 def packed_trace(meta: Meta, columns: Columns) -> bytes:

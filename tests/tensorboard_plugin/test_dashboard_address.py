@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from tests.tensorboard_plugin.test_dashboard_browser import logdir, page, server
+from tests.tensorboard_plugin.test_dashboard_browser import page
 
-__all__ = ["logdir", "page", "server"]  # fixtures
+__all__ = ["page"]  # a fixture
 
 pytestmark = pytest.mark.slow
 

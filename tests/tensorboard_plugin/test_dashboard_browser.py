@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-import shutil
 import time
 import urllib.parse
-from dataclasses import replace
 
 import pytest
 
 from lightning_modelprof.cli.main import main
-from lightning_modelprof.report.build_dashboard_entry import step_columns
-from lightning_modelprof.report.dashboard_entry import DashboardEntry
 from lightning_modelprof.report.definitions import column_definition, definition
-from lightning_modelprof.show.tensorboard.event_file import write_event_file
-from lightning_modelprof.show.tensorboard.profile_blob import PROFILE_SCHEMA_VERSION, pack_head, pack_profile
 from tests.support.chromium import requested, said
 from tests.support.documents import raw_rows
-from tests.support.steps_page import sample_steps
-from tests.support.tensorboard_server import tensorboard
 from tests.support.traces import real_file
-from tests.tensorboard_plugin.test_dashboard_damage import HOSTILE, newer, profile_of, report_of, write_raw
-from tests.tensorboard_plugin.test_dashboard_plugin import fit
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +35,7 @@ VIEWS = [
 OF_TENSORBOARD = ("Three.js", "WebGL", "GroupMarkerNotSet", "favicon")
 """What TensorBoard's own page says in the console, with or without a plugin."""
 PATIENCE_S = 60
+LOADS = itertools.count()
 
 
 class Page:
@@ -69,9 +61,10 @@ class Page:
 
     def load(self, address, choice):
         self.browser.switch_to.default_content()
-        self.browser.get("about:blank")  # the address alone would load nothing anew
         parts = [f"p.modelprof.{name}={urllib.parse.quote(value, safe='')}" for name, value in choice.items()]
-        self.browser.get(f"{address}#{'&'.join(['modelprof', *parts])}")
+        fragment = "&".join(["modelprof", *parts])
+        # Another fragment alone would load nothing anew.
+        self.browser.get(f"{address}&{next(LOADS)}#{fragment}")
 
     def run(self, script, *arguments):
         return self.browser.execute_script(script, *arguments)
@@ -80,7 +73,7 @@ class Page:
         until = time.monotonic() + PATIENCE_S
         while not self.run(condition):
             assert time.monotonic() < until, (condition, self.text())
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def settle(self):
         """Until a view has been shown whole."""
@@ -135,40 +128,6 @@ class Page:
         }
 
 
-@pytest.fixture(scope="module")
-def logdir(tmp_path_factory):
-    """Two fits, a profile that is too new, one with hostile names, and the real traces if they are here."""
-    root = tmp_path_factory.mktemp("logs")
-    fit(root)
-    fit(root, version=1)
-    hostile = profile_of(report_of(HOSTILE, HOSTILE), HOSTILE)
-    write_event_file(root / "<b>hostile</b>", [("modelprof/<i>window</i>", hostile)])
-    blobs = pack_profile(hostile)
-    write_raw(root / "newer", "modelprof/window_0", pack_head(hostile), [newer(blobs[0])])
-    phases = replace(report_of(), tables=(replace(report_of().tables[0], id="phases"),))
-    run = DashboardEntry(
-        kind="run", loop="fit", window=None, label="x", report=phases, steps=step_columns(sample_steps(50))
-    )
-    document, steps = pack_profile(run)
-    write_raw(root / "damaged steps", "modelprof/run", pack_head(run), [document, steps[:60]])
-    head = pack_head(hostile).replace(b'version":%d' % PROFILE_SCHEMA_VERSION, b'version":99')
-    write_raw(root / "newer head", "modelprof/window_0", head, blobs)
-    ranks = tmp_path_factory.mktemp("traces") / "two_ranks"
-    ranks.mkdir()
-    for name in ("sampled_2rank_rank0", "sampled_2rank_rank1"):
-        shutil.copy(real_file(name), ranks)
-    assert main(["tensorboard", str(ranks), "--logdir", str(root)]) == 0
-    for name in ("v100_resnet50_workers0", "a100_nccl"):
-        assert main(["tensorboard", str(real_file(name)), "--logdir", str(root)]) == 0
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(logdir):
-    with tensorboard(logdir) as running:
-        yield running.wait_for("net/version_0", "net/version_1", "newer", "<b>hostile</b>")
-
-
 @pytest.fixture
 def page(browser, server):
     """A page; in the end nobody else was asked for anything, and nothing was said in the console."""
@@ -204,17 +163,20 @@ const clipboard = {writeText: async (text) => { texts.push(text); }};
 Object.defineProperty(navigator, "clipboard", {configurable: true, value: clipboard});
 const sections = [...document.querySelectorAll("section.table")];
 for (const details of document.querySelectorAll("section.table > details")) details.open = true;
-setTimeout(() => {
+const copy = () => {
+  // What was folded is filled a moment later.
+  if (!sections.every((section) => section.querySelector("tbody"))) return setTimeout(copy, 1);
   for (const section of sections) {
     const rows = ["[data-do=all]", "[data-do=open]:not([hidden])"];
     const columns = [".columns > summary", ".columns p button"];
     for (const selector of [...rows, ...columns, "[data-do=csv]"]) section.querySelector(selector)?.click();
   }
-  setTimeout(() => done(Object.fromEntries(sections.map((section, place) => {
+  done(Object.fromEntries(sections.map((section, place) => {
     const heads = [...section.querySelectorAll("thead tr:last-child th")];
     return [section.id.slice(6), [heads.map((head) => head.dataset.key), texts[place]]];
-  }))), 100);
-}, 100);
+  })));
+};
+copy();
 """
 
 
@@ -222,7 +184,6 @@ setTimeout(() => {
 def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
     assert main(["analyze", str(real_file(name)), "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
-    page.server.wait_for(name)
     seen = set()
     page.open(run=name)
     for view, title in list(zip(VIEWS, page.titles(), strict=True))[:-1]:
@@ -252,7 +213,6 @@ def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
 
 
 def test_ranks_share_one_timeline(page):
-    page.server.wait_for("two_ranks")
     page.open(run="two_ranks", view="trace", find=json.dumps({"kind": "idle: host", "rank": 1}))
     page.wait("return document.querySelectorAll('.tl-canvas').length === 1")
     groups = page.run("return [...document.querySelectorAll('.tl-group .tl-name')].map(g => g.textContent)")
@@ -270,7 +230,6 @@ def test_ranks_share_one_timeline(page):
 def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
     """A link to the idle time; what ended it; its row in Kernels; and back."""
     name = "v100_resnet50_workers0"
-    page.server.wait_for(name)
     page.open(run=name, view="trace", find=json.dumps({"kind": "idle: data loading"}))
     page.wait("return document.querySelector('.tl-selection h2') !== null")
     assert page.run("return document.querySelector('.tl-count').value") == "1 of 6"

@@ -14,12 +14,11 @@ from lightning_modelprof.show.tensorboard.event_file import write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import pack_head, unpack_head
 from tests.support.browser_keys import Keys
 from tests.support.chromium import said
+from tests.support.dashboard_profiles import fit, report_of
 from tests.support.sample_reports import benchmark_of
 from tests.support.steps_page import sample_steps
 from tests.support.tensorboard_server import tensorboard
 from tests.tensorboard_plugin.test_dashboard_browser import Page
-from tests.tensorboard_plugin.test_dashboard_damage import report_of
-from tests.tensorboard_plugin.test_dashboard_plugin import fit
 
 pytestmark = pytest.mark.slow
 

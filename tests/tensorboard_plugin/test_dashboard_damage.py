@@ -10,17 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensorboard.compat.proto import summary_pb2
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lightning_modelprof.errors import ArchiveError
 from lightning_modelprof.place import Place
 from lightning_modelprof.report.dashboard_entry import DashboardEntry
-from lightning_modelprof.report.model import Column, Finding, Report, Status, Table, Unit
+from lightning_modelprof.report.model import Finding, Status
 from lightning_modelprof.show.tensorboard.event_file import tag_of, write_event_file
 from lightning_modelprof.show.tensorboard.profile_blob import (
     PROFILE_SCHEMA_VERSION,
@@ -29,44 +23,9 @@ from lightning_modelprof.show.tensorboard.profile_blob import (
     unpack_head,
     unpack_profile,
 )
+from tests.support.dashboard_profiles import HOSTILE, newer, profile_of, report_of, write_raw
 from tests.support.sample_reports import ALL_REPORTS
 from tests.support.tensorboard_server import tensorboard
-
-HOSTILE = "<img src=x onerror=alert(1)> \ud800 \x1b[31m ' \" & ${x} \u202e"
-
-
-def profile_of(report, label="steps 1 to 2", window=0, **fields):
-    return DashboardEntry(kind="window", loop="fit", window=window, label=label, report=report, **fields)
-
-
-def report_of(name="row", title="t"):
-    table = Table(
-        id="operators",
-        title=title,
-        columns=(Column("name", "Name"), Column("n", "N", Unit.COUNT)),
-        rows=((name, 3), ("other", None)),
-    )
-    return Report(title=title, facts=((name, name),), tables=(table,), notes=(name,))
-
-
-def write_raw(folder, tag, content, blobs):
-    """A summary of the plugin with any bytes in it."""
-    data = summary_pb2.SummaryMetadata.PluginData(plugin_name="modelprof", content=content)
-    metadata = summary_pb2.SummaryMetadata(plugin_data=data, data_class=summary_pb2.DATA_CLASS_BLOB_SEQUENCE)
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))])
-    tensor = TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=blobs)
-    value = summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
-    writer = EventFileWriter(str(folder))
-    writer.add_event(Event(wall_time=1.0, step=0, summary=summary_pb2.Summary(value=[value])))
-    writer.close()
-
-
-def newer(packed):
-    """The same document of a version that does not exist yet."""
-    document = json.loads(zlib.decompress(packed))
-    document["head"]["schema_version"] = 99
-    document["head"]["kind"] = "galaxy"  # what it means only that version knows
-    return zlib.compress(json.dumps(document).encode())
 
 
 def in_version_1(location):

@@ -16,9 +16,7 @@ from lightning_modelprof.tensorboard_plugin import bundle
 from lightning_modelprof.tensorboard_plugin.plugin import static_files
 from tests.support.slow_network import first_view, slow_network
 from tests.support.tensorboard_server import tensorboard
-from tests.tensorboard_plugin.test_dashboard_browser import Page, logdir
-
-__all__ = ["logdir"]  # a fixture
+from tests.tensorboard_plugin.test_dashboard_browser import Page
 
 pytestmark = pytest.mark.slow
 
@@ -56,12 +54,11 @@ def from_wheel(wheel, logdir):
         yield server.wait_for("net/version_0")
 
 
-@pytest.fixture(scope="module")
-def from_clone(logdir):
+@pytest.fixture
+def from_clone(server):
     if (bundle.STATIC / bundle.BUNDLE).exists():
         pytest.skip("these are the files of a source distribution, which has a bundle")
-    with tensorboard(logdir) as server:
-        yield server.wait_for("net/version_0")
+    return server
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,8 @@ import json
 
 import pytest
 
-from lightning_modelprof.cli.main import main
 from lightning_modelprof.report.model import Slices
 from lightning_modelprof.tensorboard_plugin.selection import Selection
-from tests.support.tensorboard_server import tensorboard
-from tests.support.traces import real_file
 from tests.tensorboard_plugin.test_dashboard_browser import page
 
 __all__ = ["page"]  # a fixture
@@ -18,19 +15,6 @@ __all__ = ["page"]  # a fixture
 pytestmark = pytest.mark.slow
 
 NAME = "v100_resnet50_workers0"
-
-
-@pytest.fixture(scope="module")
-def logdir(tmp_path_factory):
-    root = tmp_path_factory.mktemp("logs")
-    assert main(["tensorboard", str(real_file(NAME)), "--logdir", str(root)]) == 0
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(logdir):
-    with tensorboard(logdir) as running:
-        yield running.wait_for(NAME)
 
 
 def shows(page, title):
@@ -103,7 +87,8 @@ def test_the_keyboard_reaches_the_link_of_a_row_that_a_search_leaves(page):
 
 def test_a_name_that_no_slice_has_is_no_link(page):
     page.open(run=NAME, view="operators")
-    window = page.server.ask("profiles")["runs"][0]["profiles"][0]["tag"]
+    [profiles] = (run["profiles"] for run in page.server.ask("profiles")["runs"] if run["name"] == NAME)
+    window = profiles[0]["tag"]
     [document] = page.server.ask("view", run=NAME, window=window, view="operators")["documents"]
     assert {table["id"]: table["no_slices"] for table in document["tables"]}["operators"] == ["(no operator)"]
 

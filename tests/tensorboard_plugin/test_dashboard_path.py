@@ -6,14 +6,14 @@ import pytest
 
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
-from tests.support.dashboard_page import serve, wait, watched
-from tests.support.timeline_page import page_files
+from tests.support.dashboard_page import wait
+from tests.support.timeline_page import opened
 from tests.support.traces import event, make_trace
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_slice_of_the_path_leads_to_what_it_is_part_of(browser):
+def test_a_slice_of_the_path_leads_to_what_it_is_part_of(browser, site):
     found = timeline_of(
         make_trace(
             [
@@ -30,9 +30,7 @@ def test_a_slice_of_the_path_leads_to_what_it_is_part_of(browser):
     kernel = next(at for at, word in enumerate(words) if word == "kernel")
     call = names.index("cudaLaunchKernel")
     text = "return document.getElementById('place').innerText"
-    with serve(page_files(pack_timeline(found))) as address, watched(browser, address):
-        browser.get(address)
-        wait(browser, "return window.ready === true")
+    with opened(browser, site, pack_timeline(found)):
         assert "critical path" in browser.execute_script(text)
         browser.execute_script("window.view.select(arguments[0])", part)
         wait(browser, f"{text}.includes('Part of')")

@@ -19,8 +19,8 @@ from lightning_modelprof.show.tensorboard.timeline_columns import unpack_timelin
 from lightning_modelprof.tensorboard_plugin.views import VIEWS
 from lightning_modelprof.trace.reader import read_trace
 from lightning_modelprof.units import format_duration
+from tests.support.dashboard_profiles import fit
 from tests.support.documents import raw_rows
-from tests.support.fits import Net, fit_quietly, loader, make_trainer
 from tests.support.page_document import numbers, tables_of
 from tests.support.tensorboard_server import tensorboard
 
@@ -30,29 +30,6 @@ RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/
 BEFORE = {f"before_{key}": value for key, value in RUN.items()}
 STEPS = {"run": RUN["run"], "tag": "modelprof/run"}
 TRACE = {"run": RUN["run"], "tag": RUN["window"], "file": "rank0_steps_16-17.pt.trace.json.gz"}
-
-
-def fit(root, version=0):
-    """A fit with two windows, logged by TensorBoard's logger."""
-    from lightning_modelprof import ModelProfCallback  # noqa: PLC0415
-    from lightning_modelprof.engine.process_loops import PROCESS_LOOPS  # noqa: PLC0415
-
-    logger = TensorBoardLogger(root, name="net", version=version)
-    callback = ModelProfCallback(
-        active=2,
-        wait=4,
-        repeat=2,
-        skip_first=4,
-        report={"terminal": False},
-        inspect={"sampling": False},
-        profile_memory=True,
-    )
-    trainer = make_trainer(root, callback, logger=logger)
-    PROCESS_LOOPS.forget()  # each loop as if it were alone in its process
-    fit_quietly(trainer, Net(), loader())
-    PROCESS_LOOPS.forget()
-    trainer.validate(trainer.model, loader(16), verbose=False)
-    return callback
 
 
 @pytest.fixture(scope="module")

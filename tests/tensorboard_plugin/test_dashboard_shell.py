@@ -6,12 +6,11 @@ import pytest
 
 from tests.support.browser_keys import Keys
 from tests.support.chromium import said
-from tests.support.slow_network import slow_network
 from tests.support.tensorboard_server import tensorboard
 from tests.tensorboard_plugin.test_dashboard_address import add_link, shows
-from tests.tensorboard_plugin.test_dashboard_browser import Page, logdir, page, server
+from tests.tensorboard_plugin.test_dashboard_browser import Page, page
 
-__all__ = ["logdir", "page", "server"]  # fixtures
+__all__ = ["page"]  # a fixture
 
 pytestmark = pytest.mark.slow
 
@@ -64,18 +63,30 @@ def test_the_focus_goes_from_a_view_to_the_heading_of_the_next(page):
     assert focused(page) == "Steps"
 
 
+HOLD = """
+const [ask, held] = [window.fetch, []];
+window.fetch = (...what) => new Promise((answer) => held.push(() => answer(ask(...what))));
+window.release = () => {
+  window.fetch = ask;
+  for (const one of held) one();
+};
+"""
+"""TensorBoard does not get to see a question before ``release()``."""
+
+
 def test_the_focus_is_kept_while_a_view_takes_long(page):
-    """With latency a skeleton stands in between, which goes as well."""
+    """Meanwhile a skeleton stands in between, which goes as well."""
     page.open(**RUN, view="operators")
-    with slow_network(page.browser, 1500):
-        page.run("document.querySelector('main .table .scroll').focus()")
-        page.browser.switch_to.active_element.send_keys("7")
-        page.wait("return document.querySelectorAll('main .bone').length > 2")
-        assert page.title() == "Memory"
-        assert focused(page) == "Memory"
-        page.settle()
-        assert page.run("return document.querySelectorAll('main .bone').length") == 0
-        assert focused(page) == "Memory"
+    page.run(HOLD)
+    page.run("document.querySelector('main .table .scroll').focus()")
+    page.browser.switch_to.active_element.send_keys("7")
+    page.wait("return document.querySelectorAll('main .bone').length > 2")
+    assert page.title() == "Memory"
+    assert focused(page) == "Memory"
+    page.run("release()")
+    page.settle()
+    assert page.run("return document.querySelectorAll('main .bone').length") == 0
+    assert focused(page) == "Memory"
 
 
 WIDTH = "return document.querySelector('main').getBoundingClientRect().width / window.innerWidth"

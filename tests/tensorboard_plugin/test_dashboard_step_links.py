@@ -10,9 +10,9 @@ from lightning_modelprof.run.steps import StepTag
 from lightning_modelprof.show.tensorboard.profile_blob import unpack_head, unpack_steps
 from tests.support.browser_keys import ActionChains, Keys
 from tests.tensorboard_plugin.test_dashboard_address import shows
-from tests.tensorboard_plugin.test_dashboard_browser import logdir, page, server
+from tests.tensorboard_plugin.test_dashboard_browser import page
 
-__all__ = ["logdir", "page", "server"]  # fixtures
+__all__ = ["page"]  # a fixture
 
 pytestmark = pytest.mark.slow
 
@@ -71,12 +71,12 @@ def test_the_bar_under_the_pointer_leads_to_its_bar_and_its_trace(page, recorded
     over = page.browser.find_element("css selector", ".steps-plot .u-over")
     count = 32
     place = (recorded[0] + 0.5) / count - 0.5
-    ActionChains(page.browser).move_to_element_with_offset(
+    ActionChains(page.browser, duration=50).move_to_element_with_offset(
         over, round(place * over.size["width"]), 0
     ).click().perform()
     picked = page.browser.find_element("css selector", ".steps-picked")
     assert picked.text.startswith(f"Selected step {recorded[0]} ")
-    ActionChains(page.browser).move_to_element(
+    ActionChains(page.browser, duration=50).move_to_element(
         picked.find_element("css selector", "button")
     ).click().perform()
     first, last = json.loads(page.link()["at_steps"])["range"]

@@ -20,7 +20,7 @@ from lightning_modelprof.run.steps import NOT_CLEAN, NOT_MEASURED, StepTag, Step
 from lightning_modelprof.show.html.colors import color_of
 from lightning_modelprof.show.tensorboard.profile_blob import pack_steps
 from lightning_modelprof.units import format_amount, format_duration
-from tests.support.dashboard_page import serve, wait, watched
+from tests.support.dashboard_page import load, wait, watched
 from tests.support.steps_page import page_files, sample_steps, with_profiler_time
 
 pytestmark = pytest.mark.slow
@@ -36,28 +36,18 @@ def size(browser):
     browser.set_window_size(1300, 1000)
 
 
-@pytest.fixture(scope="module")
-def site():
-    """Address of the page, and its files."""
-    files = page_files(b"")
-    with serve(files) as address:
-        yield address, files
-
-
 @pytest.fixture
 def page(browser, site):
     """Opens the view."""
-    address, files = site
 
     def open_page(steps, options=None, columns=None):
-        files.update(page_files(pack_steps(step_columns(steps, FIT) if columns is None else columns)))
-        browser.get("about:blank")  # an address with another fragment alone would load nothing
-        browser.get(f"{address}#{quote(json.dumps(options or {}))}")
+        packed = pack_steps(step_columns(steps, FIT) if columns is None else columns)
+        load(browser, site, page_files(packed), quote(json.dumps(options or {})))
         wait(browser, "return Boolean(window.view)")
         settle(browser)
         return browser
 
-    with watched(browser, address):
+    with watched(browser, site[0]):
         yield open_page
 
 
@@ -538,7 +528,7 @@ def test_dragging_zooms_and_a_double_click_shows_all(page, chart):
     again = state(browser)["range"]
     assert abs(again[0] - (first + 0.25 * (last - first))) <= 2
     assert abs(again[1] - (first + 0.5 * (last - first))) <= 2
-    ActionChains(browser).double_click(over).perform()
+    ActionChains(browser, duration=50).double_click(over).perform()
     settle(browser)
     assert state(browser)["range"] is None
     drag(browser, 0.1, 0.2, chart)
@@ -621,7 +611,7 @@ def test_a_dragged_range_shows_its_histogram_and_its_slowest_tenth(page):
 def test_both_charts_have_one_cursor(page):
     browser = page(STEPS)
     over = browser.find_elements("css selector", ".steps-field .u-over")[1]
-    ActionChains(browser).move_to_element(over).perform()
+    ActionChains(browser, duration=50).move_to_element(over).perform()
     wait(browser, "return document.querySelector('.steps-chart .steps-readout').textContent !== ''")
     moved = browser.execute_script(
         "return [...document.querySelectorAll('.steps-field .u-cursor-x')].map(c => c.style.transform)"

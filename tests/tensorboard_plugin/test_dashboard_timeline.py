@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import contextmanager
 from decimal import Decimal
 from itertools import combinations
 from typing import get_args
@@ -17,9 +16,9 @@ from lightning_modelprof.analysis.trace.idle import CAUSES
 from lightning_modelprof.report.timeline.details import WORDS
 from lightning_modelprof.units import NS_PER, UNIT_NAMES, format_duration
 from tests.show import test_colors
-from tests.support.dashboard_page import serve, wait, watched
+from tests.support.dashboard_page import wait
 from tests.support.sample_reports import HOSTILE_NAMES
-from tests.support.timeline_page import make_trace, packed_trace, page_files
+from tests.support.timeline_page import make_trace, opened, packed_trace
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +27,7 @@ Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is
 ROW_PIXELS = 18
 SHIFT, CONTROL = 8, 2
 META, COLUMNS = make_trace(num_operators=100, num_steps=4)  # several slices in a pixel
+PACKED = packed_trace(META, COLUMNS)
 BEGIN, DURATION = COLUMNS["begin"], COLUMNS["duration"]
 END = BEGIN + DURATION
 ROWS = np.concatenate(([0], np.cumsum([count for _, _, count in META["rows"]])))
@@ -41,18 +41,9 @@ def size(browser):
     browser.set_window_size(1400, 1000)
 
 
-@contextmanager
-def opened(browser, meta, columns):
-    """Show a trace; in the end nothing was said in the console and nobody else was asked for anything."""
-    with serve(page_files(packed_trace(meta, columns))) as address, watched(browser, address):
-        browser.get(address)
-        wait(browser, "return window.ready === true")
-        yield
-
-
 @pytest.fixture
-def page(browser):
-    with opened(browser, META, COLUMNS):
+def page(browser, site):
+    with opened(browser, site, PACKED):
         yield browser
 
 
@@ -368,11 +359,11 @@ LEAST = 6
 """Distance in Lab of two swatches in the legend."""
 
 
-def test_every_category_has_a_colour_of_its_own(browser):
+def test_every_category_has_a_colour_of_its_own(browser, site):
     paths = (f"critical path: {cause}" for cause in get_args(Cause))
     categories = [*WORDS, "batch", *(f"idle: {cause}" for cause in CAUSES), *paths, "unknown", "another"]
     columns = COLUMNS | {"category": np.arange(len(BEGIN)) % len(categories)}
-    with opened(browser, META | {"categories": categories}, columns):
+    with opened(browser, site, packed_trace(META | {"categories": categories}, columns)):
         for theme in ("light", "dark"):
             browser.execute_script("document.documentElement.dataset.theme = arguments[0]", theme)
             swatches = browser.execute_script(
@@ -393,9 +384,9 @@ def test_every_category_has_a_colour_of_its_own(browser):
             assert near == []
 
 
-def test_notes_are_never_cut(browser):
+def test_notes_are_never_cut(browser, site):
     notes = ["A long note. " * 40, "Another long note. " * 40]
-    with opened(browser, META | {"notes": notes}, COLUMNS):
+    with opened(browser, site, packed_trace(META | {"notes": notes}, COLUMNS)):
         cut = browser.execute_script(
             "const place = document.querySelector('.tl-notes'); const root = document.querySelector('.tl');"
             "return [place.textContent, place.scrollHeight > place.clientHeight,"
@@ -769,7 +760,7 @@ def test_perfetto_may_not_open_or_not_answer(page):
     assert "Download" in said
 
 
-def test_hostile_names_stay_text(browser):
+def test_hostile_names_stay_text(browser, site):
     meta, columns = make_trace(num_operators=3, num_steps=2)
     hostile = [*HOSTILE_NAMES, "<img src=x onerror='window.ran=1'>", "__proto__", "\u202eevil", "a" * 5_000]
     meta = json.loads(json.dumps(meta))
@@ -778,7 +769,7 @@ def test_hostile_names_stay_text(browser):
     meta["categories"] = ["<b>step</b>", "__proto__", "constructor", "kernel", "memcpy"]
     meta["lanes"][0]["label"] = meta["lanes"][0]["group"] = "<img src=x onerror='window.ran=1'>"
     meta["counters"][0]["unit"] = "<i>x</i>"
-    with opened(browser, meta, columns):
+    with opened(browser, site, packed_trace(meta, columns)):
         for index in range(0, len(columns["begin"]), 7):
             browser.execute_script("view.select(arguments[0])", index)
             shown = "document.querySelector('.tl-selection h2').textContent"
@@ -790,10 +781,10 @@ def test_hostile_names_stay_text(browser):
         assert browser.execute_script("return window.ran === undefined && document.images.length === 0")
 
 
-def test_nothing_to_show(browser):
+def test_nothing_to_show(browser, site):
     meta, columns = make_trace(num_operators=1, num_steps=1)
     empty = {name: values[:0] for name, values in columns.items()}
-    with opened(browser, meta | {"rows": [], "steps": []}, empty):
+    with opened(browser, site, packed_trace(meta | {"rows": [], "steps": []}, empty)):
         assert "no slices" in browser.execute_script("return document.getElementById('place').textContent")
         assert state(browser)["selected"] == -1
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 import pytest
@@ -11,8 +11,8 @@ import pytest
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.show.tensorboard.packing import unpack_columns
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
-from tests.support.dashboard_page import serve, wait, watched
-from tests.support.timeline_page import page_files
+from tests.support.dashboard_page import wait
+from tests.support.timeline_page import opened
 from tests.support.traces import event, load, make_trace
 
 pytestmark = pytest.mark.slow
@@ -66,18 +66,19 @@ def packed(*more):
     return pack_timeline(timeline_of(make_trace([*events(), *more])))
 
 
-@contextmanager
-def opened(browser, columns):
-    with serve(page_files(columns)) as address, watched(browser, address):
-        browser.set_window_size(1400, 1000)
-        browser.get(address)
-        wait(browser, "return window.ready === true")
-        yield
+@cache
+def usual():
+    return packed()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def size(browser):
+    browser.set_window_size(1400, 1000)
 
 
 @pytest.fixture
-def page(browser):
-    with opened(browser, packed()):
+def page(browser, site):
+    with opened(browser, site, usual()):
         yield browser
 
 
@@ -127,7 +128,7 @@ def slices_of(columns):
 
 def place_of(name, begin=None, columns=None):
     """The first slice of a name, but not of the critical path, whose slices are parts of others."""
-    every = slices_of(columns or packed())
+    every = slices_of(columns or usual())
     return next(
         at
         for at, (own, kind, since, _) in enumerate(every)
@@ -172,7 +173,7 @@ def rows_of(browser):
 def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
     assert state(page)["hidden"] == ["python function"]
     assert kinds(page)["python function"] is False
-    assert set(kinds(page)) == {kind for _, kind, _, _ in slices_of(packed())}  # no others
+    assert set(kinds(page)) == {kind for _, kind, _, _ in slices_of(usual())}  # no others
     assert all(shown for kind, shown in kinds(page).items() if kind != "python function")
     (main,) = (lane for lane in rows_of(page) if any("ProfilerStep#5" in row for row in lane))
     step = "ProfilerStep#"
@@ -244,8 +245,8 @@ def test_hiding_any_categories_leaves_a_right_picture(page):
         });
         """
     )
-    meta, values = unpack_columns(packed())
-    every = slices_of(packed())
+    meta, values = unpack_columns(usual())
+    every = slices_of(usual())
     begin, duration = values["begin"], values["duration"]
     lane_of = np.repeat([lane for lane, _, _ in meta["rows"]], [count for _, _, count in meta["rows"]])
     assert len(answers) == 1 << min(5, len(meta["categories"]))
@@ -273,7 +274,7 @@ def test_hiding_any_categories_leaves_a_right_picture(page):
 
 def test_a_link_finds_the_longest_slice(page):
     mount(page, find={"kind": "idle: data loading"})
-    every = slices_of(packed())
+    every = slices_of(usual())
     now = state(page)
     assert every[now["selected"]] == ("idle: data loading", "idle: data loading", 201, 251)
     assert texts(page, ".tl-count") == ["2 of 2"]
@@ -305,7 +306,7 @@ def test_who_comes_back_to_a_link_finds_what_was_looked_at(page):
     assert state(page) == before
     assert texts(page, ".tl-count") == ["2 of 4"]
     mount(page, find={"kind": "idle: host"}, **kept)  # another link
-    assert slices_of(packed())[state(page)["selected"]][1] == "idle: host"
+    assert slices_of(usual())[state(page)["selected"]][1] == "idle: host"
 
 
 def test_idle_time_says_why_and_whose_line(page):
@@ -323,7 +324,7 @@ def test_idle_time_says_why_and_whose_line(page):
     page.execute_script(
         "[...document.querySelectorAll('.tl-selection .tl-link')].find(b => b.textContent === 'gemm').click()"
     )
-    assert slices_of(packed())[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
+    assert slices_of(usual())[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
 
 
 def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
@@ -345,7 +346,7 @@ def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
     assert state(page)["selected"] == place_of("gemm", 120)
 
 
-def test_what_crosses_does_not_cut_the_call_stack(browser):
+def test_what_crosses_does_not_cut_the_call_stack(browser, site):
     """A range begins in a function and ends after it: the functions around both are still known."""
     columns = pack_timeline(
         timeline_of(
@@ -360,7 +361,7 @@ def test_what_crosses_does_not_cut_the_call_stack(browser):
             )
         )
     )
-    with opened(browser, columns):
+    with opened(browser, site, columns):
         browser.execute_script("view.select(arguments[0])", place_of("aten::mm", columns=columns))
         browser.execute_script("document.querySelector('.to-stack').click()")
         assert texts(browser, ".stack li .at") == ["net.py:5", "train.py:3"]
@@ -369,9 +370,9 @@ def test_what_crosses_does_not_cut_the_call_stack(browser):
 @pytest.mark.parametrize(
     ("name", "view"), [("gemm", "kernels"), ("aten::add", "operators"), ("nn.Module: Linear_0", "modules")]
 )
-def test_a_slice_leads_to_its_row(browser, name, view):
+def test_a_slice_leads_to_its_row(browser, site, name, view):
     columns = packed(event("user_annotation", "nn.Module: Linear_0", 252, 298))
-    with opened(browser, columns):
+    with opened(browser, site, columns):
         browser.execute_script("view.select(arguments[0])", place_of(name, columns=columns))
         (goto,) = browser.execute_script(
             "return [...document.querySelectorAll('.tl-selection a.goto')].map(a => a.dataset.goto)"
@@ -419,14 +420,14 @@ def test_a_range_leads_with_busy_and_idle(page):
     assert page.execute_script("return document.querySelector('.tl-range table').className") == "tl-by-device"
 
 
-def test_a_range_of_a_real_trace_has_the_times_of_the_idle_summary(browser):
+def test_a_range_of_a_real_trace_has_the_times_of_the_idle_summary(browser, site):
     trace = load("v100_resnet50_workers0")
     begin, end = 200_000_000, 700_000_000
     rows = trace.device.event
     busy = np.zeros(end - begin >> 10, bool)  # moments of 1.024 us
     for since, until in zip(trace.begin_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
         busy[max(0, since - begin >> 10) : max(0, until - begin >> 10)] = True
-    with opened(browser, pack_timeline(timeline_of(trace))):
+    with opened(browser, site, pack_timeline(timeline_of(trace))):
         mount(browser, range=[begin, end])
         shares = {name: float(share.removesuffix("%")) for name, _, share in device_rows(browser)}
     assert shares["GPU 0 busy"] == pytest.approx(100 * busy.mean(), abs=1.5)
@@ -454,7 +455,7 @@ import("/timeline/ranks.js").then(({ mergeRanks }) => {
 
 def test_ranks_share_one_axis(page):
     """Rank 3 is rank 0 some time later, without its first step: step 6 is what both have."""
-    alone = slices_of(packed())
+    alone = slices_of(usual())
     merged = page.execute_async_script(RANKS, 1_234_567)
     assert [lane["group"] for lane in merged["lanes"]][:4] == ["rank 0 GPU 0"] * 2 + ["rank 3 GPU 0"] * 2
     assert "step 6" in merged["notes"][0]

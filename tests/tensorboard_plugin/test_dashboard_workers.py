@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-
 import pytest
 
 from lightning_modelprof.report.timeline.timeline import timeline_of
 from lightning_modelprof.show.tensorboard.timeline_columns import pack_timeline
-from tests.support.dashboard_page import serve, wait, watched
-from tests.support.timeline_page import page_files
+from tests.support.dashboard_page import wait
+from tests.support.timeline_page import opened
 from tests.support.worker_windows import loader, window
 
 pytestmark = pytest.mark.slow
 
 FOUND = timeline_of(window(loader((0, 6, 1_003, 8_003, 9_003), (1, 7, 2_003, 15_003, 20_603))))
+PACKED = pack_timeline(FOUND)
 NAMES = [FOUND.names[name] for name in FOUND.name.tolist()]
 TEXT = "return document.getElementById('place').innerText"
-
-
-@contextmanager
-def opened(browser):
-    with serve(page_files(pack_timeline(FOUND))) as address, watched(browser, address):
-        browser.get(address)
-        wait(browser, "return window.ready === true")
-        yield
 
 
 def place_of_fetch(batch):
@@ -36,8 +27,8 @@ def select(browser, place):
     browser.execute_script("window.view.select(arguments[0])", place)
 
 
-def test_a_fetch_and_its_batch_lead_to_each_other(browser):
-    with opened(browser):
+def test_a_fetch_and_its_batch_lead_to_each_other(browser, site):
+    with opened(browser, site, PACKED):
         assert "DataLoader workers" in browser.execute_script(TEXT)
         select(browser, place_of_fetch("batch 7"))  # ready 600 us before the end of the fetch in step 22
         wait(browser, f"{TEXT}.includes('Batch used')")
@@ -72,10 +63,10 @@ requestAnimationFrame(() => requestAnimationFrame(() => done([arrows, width])));
 """
 
 
-def test_the_arrow_goes_from_the_end_of_the_batch_to_the_end_of_its_fetch(browser):
+def test_the_arrow_goes_from_the_end_of_the_batch_to_the_end_of_its_fetch(browser, site):
     fetch, batch = place_of_fetch("batch 6"), NAMES.index("batch 6")
     end_ns = FOUND.slice_begin_ns + FOUND.slice_duration_ns
-    with opened(browser):
+    with opened(browser, site, PACKED):
         for selected in (fetch, batch):
             select(browser, selected)
             arrows, width = browser.execute_async_script(ARROW, 0, 30_000_000)
