@@ -164,7 +164,7 @@ def test_a_copied_link_is_short_and_leads_to_what_was_seen(page, is_tab):
     page.press("Copy link", ".tl-bar button")
     page.wait("return document.querySelector('.tl-message').textContent === 'Link copied.'")
     link = page.run("return window.copied")
-    assert len(link) <= 300, link
+    assert len(re.sub(r"&\d+#", "#", link)) <= 300, link  # without the number of this load
     assert not {"runSelectionState", "at_tables"} & set(re.split(r"[.&=]", link))
     page.browser.switch_to.default_content()
     page.browser.get("about:blank")
