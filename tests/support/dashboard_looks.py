@@ -7,7 +7,7 @@ Profiles are made on the spot: ``examples/cifar10.py``, a fit with two windows t
 memory, a fit of two ranks, and the traces of a V100, an A100 and an MI250.
 A view fails when the console says anything, it is wider than the page, text is cut and nothing shows the
 rest, or two texts of a drawing lie on each other. ``contact_sheet.png`` has twelve of the pictures.
-The whole takes about five minutes.
+The whole takes about two minutes.
 """
 
 from __future__ import annotations
