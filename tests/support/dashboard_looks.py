@@ -6,7 +6,7 @@
 Profiles are made first: ``examples/cifar10.py``, a fit with two windows that recorded stacks and memory, a
 fit of two ranks, and the traces of a V100, an A100 and an MI250. A view fails if the console has a message,
 it's wider than the page, text is cut without a way to see the rest, or two texts of a drawing overlap.
-``contact_sheet.png`` has twelve of the pictures. All of it takes about five minutes.
+``contact_sheet.png`` has twelve of the pictures. All of it takes about two minutes.
 """
 
 from __future__ import annotations
