@@ -265,7 +265,7 @@ def _part_of(phase: str, what: str) -> str:
 
 
 class MeasuredCallback(ModelProfCallback):
-    """The callback under test, which tells the account when its measurement starts and ends."""
+    """The callback under test; tells the account when its measurement starts and ends."""
 
     def __init__(self, truth: Truth, **arguments: Any) -> None:
         quiet = dict.fromkeys(("terminal", "files", "progress_bar", "flops", "sampling"), False) | {
@@ -532,7 +532,7 @@ class CostlyLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.logged.append(metrics)
         if any(name.startswith("modelprof/") for name in metrics):
-            self.truth.step_ends()  # our own figures: at a step's start, as profiler time
+            self.truth.step_ends()  # the profiler's own figures: at a step's start, as profiler time
             self.truth.spend("profiler", "logger")
         else:
             self.truth.spend("logging" if self.truth.in_epoch else "epoch_turn", "logger")
@@ -615,11 +615,11 @@ class Bench:
         return CostlyLoader(CostlyDataset(self.truth, length, is_training=False))
 
     def trainer(self, *, before: tuple[Any, ...] = (), after: tuple[Any, ...] = (), **arguments: Any) -> Any:
-        """A Trainer with our callback between others."""
+        """A Trainer with the callback under test between others."""
         return make_trainer(callbacks=[*before, self.callback, *after], **arguments)
 
     def fit(self, model: Any, data: Any = None, *, trainer: Any = None, **arguments: Any) -> Any:
-        """Train with Trainer arguments or a Trainer, and check that nothing of ours remains.
+        """Train with Trainer arguments or a Trainer, and check that the callback leaves nothing behind.
 
         ``raises``, ``validation`` and ``ckpt_path`` are for the fit.
         """
@@ -693,7 +693,7 @@ def parts_of(record: RankRecord) -> dict[str, int]:
 
 
 def remains(trainer: Any) -> list[str]:
-    """Attributes of ours on a trainer and its parts."""
+    """This package's attributes on a trainer and its parts."""
     owners = [
         *(trainer, trainer.strategy, trainer.lightning_module, trainer.fit_loop, trainer.fit_loop.epoch_loop),
         trainer._logger_connector,

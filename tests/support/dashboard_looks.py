@@ -138,7 +138,7 @@ def write_logs(logs: Path) -> dict[str, dict[str, str]]:
 class Pages:
     """The dashboard's page alone, in a given size and theme.
 
-    It's loaded once; links lead to other views; each is drawn again.
+    It's loaded once; links lead to other views, which are redrawn each time.
     """
 
     def __init__(self, browser: Any, server: Server) -> None:

@@ -89,18 +89,18 @@ def watched(browser: Any, address: str) -> Iterator[None]:
 
 @contextmanager
 def loaded(browser: Any, site: Site, own: Files, fragment: str = "") -> Iterator[None]:
-    """A page of these files, loaded anew and watched."""
+    """A newly loaded page of these files, watched."""
     with watched(browser, site[0]):
         load(browser, site, own, fragment)
         yield
 
 
 def load(browser: Any, site: Site, own: Files, fragment: str = "") -> None:
-    """Load a page of these files, whatever is shown."""
+    """Load a page of these files, whatever page is open."""
     address, files = site
     files.clear()
     files.update(own)
-    # An address with another fragment alone would load nothing.
+    # Changing only the fragment of an address would load nothing.
     browser.get(f"{address}?{next(_LOADS)}#{fragment}")
 
 

@@ -1,4 +1,4 @@
-"""Profiles for the tests of the dashboard: of real fits and traces, too new, damaged, with hostile names."""
+"""Profiles for the dashboard's tests: from real fits and traces, too new, damaged, or with hostile names."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def write_logs(root: Path, work: Path) -> None:
 
     Args:
         root: the log directory.
-        work: an empty folder for what isn't to be in it.
+        work: an empty folder for files that don't belong in the log directory.
     """
     fit(root)
     fit(root, version=1)
@@ -87,7 +87,7 @@ def fit(root: Path, version: int = 0) -> ModelProfCallback:
         profile_memory=True,
     )
     trainer = make_trainer(root, callback, logger=logger)
-    PROCESS_LOOPS.forget()  # each loop as if it were alone in its process
+    PROCESS_LOOPS.forget()  # as if each loop were alone in its process
     fit_quietly(trainer, Net(), loader())
     PROCESS_LOOPS.forget()
     trainer.validate(trainer.model, loader(16), verbose=False)
@@ -111,7 +111,7 @@ def report_of(name: str = "row", title: str = "t") -> Report:
 
 
 def write_raw(folder: Path, tag: str, content: bytes, blobs: list[bytes]) -> None:
-    """A summary of the plugin with any bytes in it."""
+    """Write a summary of the plugin with arbitrary bytes."""
     data = summary_pb2.SummaryMetadata.PluginData(plugin_name="modelprof", content=content)
     metadata = summary_pb2.SummaryMetadata(plugin_data=data, data_class=summary_pb2.DATA_CLASS_BLOB_SEQUENCE)
     shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))])
@@ -123,8 +123,8 @@ def write_raw(folder: Path, tag: str, content: bytes, blobs: list[bytes]) -> Non
 
 
 def newer(packed: bytes) -> bytes:
-    """The same document of a version that does not exist yet."""
+    """The same document in a version that doesn't exist yet."""
     document = json.loads(zlib.decompress(packed))
     document["head"]["schema_version"] = 99
-    document["head"]["kind"] = "galaxy"  # what it means only that version knows
+    document["head"]["kind"] = "galaxy"  # only that version knows its meaning
     return zlib.compress(json.dumps(document).encode())

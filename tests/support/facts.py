@@ -39,7 +39,7 @@ def tables_of(facts: Facts, *kinds: TableSpec, options: TableOptions = DEFAULT_O
 
 
 def ranks_with(name: str, by_rank: Mapping[int, Any]) -> dict[int, TraceFacts]:
-    """Traces of ranks with one known fact: by rank the fact, or a text why it isn't measured."""
+    """Traces of ranks with one known fact: rank → the fact, or the reason why it isn't measured."""
     facts = TraceFacts(make_trace([]))
     return {
         rank: facts.replaced(**{name: NotMeasured(known) if isinstance(known, str) else known})
@@ -48,6 +48,6 @@ def ranks_with(name: str, by_rank: Mapping[int, Any]) -> dict[int, TraceFacts]:
 
 
 def table_of(kind: TableSpec, by_rank: Mapping[int, Any], options: TableOptions = DEFAULT_OPTIONS) -> Table:
-    """The table of one fact by rank, or of the text why it isn't measured."""
+    """The table of one fact by rank, or of the reason why it isn't measured."""
     [entry] = [one for one in TRACE_TABLES if one.kind is kind]
     return entry.of(ranks_with(entry.which.name, by_rank), options)

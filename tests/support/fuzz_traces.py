@@ -340,7 +340,7 @@ def _place(error: Exception) -> str:
 
 
 def main() -> int:
-    """Fuzz until the time is over; return 1 after a failure."""
+    """Fuzz until the time is up; return 1 after a failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)

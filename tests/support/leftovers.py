@@ -63,7 +63,7 @@ def things_of_process() -> Leftovers:
 
 
 def things_of(trainer: Any, module: Any, *others: Any) -> Leftovers:
-    """Attributes of the user's objects, and which of them are our code."""
+    """Attributes of the user's objects, and which of them are this package's code."""
     loops = {"fit loop": trainer.fit_loop, "epoch loop": trainer.fit_loop.epoch_loop}
     loops["validation loop"] = trainer.fit_loop.epoch_loop.val_loop
     objects = {"trainer": trainer, "strategy": trainer.strategy, "data": trainer._data_connector, **loops}
@@ -119,7 +119,7 @@ def _is_ours(value: Any) -> bool:
 
 
 def _own(one: Any) -> dict[str, str]:
-    """Attributes that hold code, or anything of ours."""
+    """Attributes that hold code, or anything of this package."""
     if _is_ours(one):
         return {}
     held = {name: value for name, value in vars(one).items() if callable(value) or _is_ours(value)}
@@ -222,7 +222,7 @@ def _without_random(path: Path) -> str:
 
 
 def _name(handler: Any) -> str:
-    """Name of a handler, as Lightning leaves new ones each time."""
+    """Name of a handler; Lightning leaves a new one each time."""
     return str(getattr(handler, "__qualname__", None) or getattr(handler, "name", type(handler).__qualname__))
 
 

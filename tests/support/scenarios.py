@@ -153,7 +153,7 @@ class Scenario:
         finding: kind of the most expensive finding; ``None`` if there must be no warning.
         saving: whether the cost is known, so that the saving must equal it.
         is_estimated: whether there's a saving although the cost is unknown.
-            severe: whether it must be a warning or worse; otherwise it must not be.
+        severe: whether it must be a warning or worse; otherwise it must not be.
         exact: whether the line is the statement's; otherwise a function's ``def``.
         placed: whether there's a line at all.
         sampled: whether the saving relies on samples alone, too few in such a short fit; hand-made runs test

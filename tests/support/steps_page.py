@@ -1,4 +1,4 @@
-"""A page with only the view Steps, and runs to show in it."""
+"""A page with only the Steps view, and runs to show in it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ WEIGHTS = {
 
 
 def sample_steps(n, *, seed=0, epoch=100, has_samples=True, weights=WEIGHTS):
-    """A run with occasional slow batches, epochs, a profiler window and steps without optimizer step."""
+    """A run with occasional slow batches, epochs, a profiler window and steps without an optimizer step."""
     random = np.random.default_rng(seed)
     phases = np.zeros((n, len(PHASES)), np.int64)
     for key, weight in weights.items():

@@ -51,7 +51,7 @@ def page_files(packed: bytes) -> Files:
 
 @contextmanager
 def opened(browser: Any, site: Site, packed: bytes) -> Iterator[None]:
-    """Show such columns; in the end nothing was said in the console, and nobody else was asked."""
+    """Show these columns; check afterwards that the console is empty and no other server got a request."""
     with loaded(browser, site, page_files(packed)):
         wait(browser, "return window.ready === true")
         yield
@@ -64,7 +64,7 @@ def packed_trace(meta: Meta, columns: Columns) -> bytes:
 
 CATEGORIES = ("step", "operator", "runtime call", "kernel", "memcpy")
 STEP, OPERATOR, RUNTIME_CALL, KERNEL, MEMCPY = range(5)
-NAMES = ("aten::operator", "cudaLaunchKernel", "void gemm_kernel", "Memcpy")  # of all categories except steps
+NAMES = ("aten::operator", "cudaLaunchKernel", "void gemm_kernel", "Memcpy")  # in all categories except steps
 NUM_NAMES = 12  # of each, numbered
 
 

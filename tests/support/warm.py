@@ -198,8 +198,8 @@ _SUBREAPER: Final = 36
 def spawn_from_here() -> None:
     """Let processes that ``spawn`` or loky starts reuse this program's imports.
 
-    They are forked from a process that is forked here and does nothing else, so that nothing else of this one
-    is in them. Call it at the top of a program, before it does anything: that is also where they end.
+    They are forked from a process that is forked here and does nothing else, so they contain
+    nothing else of this one. Call it at the top of a program, before anything else; there they also end.
     """
     ours, theirs = socket.socketpair()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What tests of the dashboard share: profiles in a TensorBoard, and the dashboard's files without one."""
+"""Fixtures of the dashboard's tests: profiles in a TensorBoard, and the dashboard's files without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tensorboard_server import tensorboard
 
 @pytest.fixture(scope="session")
 def logdir(tmp_path_factory):
-    """Profiles of all kinds, which tests only read."""
+    """Profiles of all kinds; tests only read them."""
     root = tmp_path_factory.mktemp("logs")
     write_logs(root, tmp_path_factory.mktemp("work"))
     return root
@@ -19,14 +19,14 @@ def logdir(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(logdir):
-    """A TensorBoard that looks once what there is, as nothing is added."""
+    """A TensorBoard that reads the log directory only once, as nothing is added."""
     with tensorboard(logdir, "--reload_interval", "0") as running:
         yield running.wait_for(*RUNS)
 
 
 @pytest.fixture(scope="session")
 def site():
-    """Serves the dashboard's files to pages of tests: its address, and what is served before them."""
+    """A server of the dashboard's files for test pages: its address, and the files served before them."""
     files = {}
     with serve(files) as address:
         yield address, files

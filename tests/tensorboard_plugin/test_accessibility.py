@@ -1,4 +1,4 @@
-"""axe-core finds nothing wrong with any view of the dashboard or with report.html, in light and dark."""
+"""axe-core finds no violation in any dashboard view or in report.html, in light and dark."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 TRACE = "v100_resnet50_workers0"
 BEFORE = {"net/version_1": "net/version_1", TRACE: "net/version_1"}
-"""Runs, and what they are compared with: a run with one of its own windows, a trace with a run's."""
+"""Run → the run it's compared with: a run with one of its own windows, a trace with a run's."""
 
 AXE = os.environ.get("AXE_CORE", "")
 """``axe.min.js`` of npm's axe-core; .ci/run fetches it."""
@@ -31,7 +31,7 @@ OPEN = """
       field.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true }));
     }
 """
-"""Everything that a reader can unfold, and a slice that is selected."""
+"""Unfolds everything, and selects a slice."""
 
 CHECK = """
     const [rules, done] = arguments;
@@ -49,7 +49,7 @@ def axe():
 
 
 def violations(browser, axe):
-    """All rules in light; in dark, where only colors differ, that of contrast."""
+    """Violations of all rules in light; in dark, where only colors differ, of the contrast rule."""
     if not browser.execute_script("return 'axe' in window"):
         browser.execute_script(axe)
     browser.execute_script(OPEN)
@@ -61,7 +61,7 @@ def violations(browser, axe):
 
 
 @pytest.mark.parametrize("run", BEFORE)
-def test_views_of_the_dashboard(browser, axe, server, run):
+def test_dashboard_views_have_no_violations(browser, axe, server, run):
     pages, wrong = Pages(browser, server), {}
     try:
         for view in VIEWS:
@@ -75,7 +75,7 @@ def test_views_of_the_dashboard(browser, axe, server, run):
 
 
 @pytest.mark.parametrize("what", ["run", "trace"])
-def test_report_html(browser, axe, logdir, tmp_path, what):
+def test_report_html_has_no_violations(browser, axe, logdir, tmp_path, what):
     page = tmp_path / "report.html"
     source = logdir / "net/version_1/modelprof" if what == "run" else real_file(TRACE)
     command = "report" if what == "run" else "analyze"

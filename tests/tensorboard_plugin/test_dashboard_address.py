@@ -1,4 +1,4 @@
-"""What the reader looks at stands in the address, and the browser's Back and Forward step between views."""
+"""The address holds what the reader sees, and the browser's Back and Forward move between views."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def shows(page, title):
 
 
 def uses(page, title):
-    """The view is there, and somebody presses something in it.
+    """Wait for the view, and click in it.
 
-    Chromium forgets steps of a page in which nobody has, once it remembers fifty.
+    Once it has fifty history entries of a page, Chromium drops those without a click.
     """
     shows(page, title)
     page.browser.find_element("css selector", "main > h1").click()
 
 
 def add_link(page, goto, place="main .parts"):
-    """A link as a part of the page writes it; a test presses it before such parts are in every view."""
+    """Add a link like those that parts of the page write, as not every view has one."""
     page.run(
         "const a = document.createElement('a'); a.href = ''; a.className = 'goto'; a.id = 'link';"
         "a.textContent = 'there'; a.setAttribute('data-goto', arguments[0]);"
@@ -46,7 +46,7 @@ def add_link(page, goto, place="main .parts"):
 
 
 @pytest.mark.parametrize("is_tab", [False, True], ids=["alone", "in TensorBoard"])
-def test_back_and_forward_step_between_views(page, is_tab):
+def test_back_and_forward_move_between_views(page, is_tab):
     (page.open_tab if is_tab else page.open)(**RUN, view="overview")
     uses(page, "Overview")
     page.press("Operators", "aside nav button")
@@ -66,7 +66,7 @@ def test_back_and_forward_step_between_views(page, is_tab):
     assert page.link() == RUN | {"view": "operators"}
 
 
-def test_back_leaves_tensorboards_own_state_alone(page):
+def test_back_keeps_tensorboard_state(page):
     page.open_tab(**RUN, view="overview")
     uses(page, "Overview")
     page.run("parent.location.hash += '&other=1'")
@@ -82,7 +82,7 @@ def test_back_leaves_tensorboards_own_state_alone(page):
     assert "?darkMode=false" in page.run("return parent.location.href")
 
 
-def test_back_from_another_tab_of_tensorboard_comes_to_the_view_that_was_left(page):
+def test_back_from_another_tab_returns_to_last_view(page):
     page.open_tab(**RUN, view="overview")
     uses(page, "Overview")
     page.press("Operators", "aside nav button")
@@ -95,7 +95,7 @@ def test_back_from_another_tab_of_tensorboard_comes_to_the_view_that_was_left(pa
     shows(page, "Overview")
 
 
-def test_looking_around_makes_no_step_back(page):
+def test_changing_options_adds_no_history_entry(page):
     page.open(**RUN, view="steps")
     before = page.run("return parent.history.length")
     page.run("document.querySelector('.steps .tools input').click()")
@@ -103,7 +103,7 @@ def test_looking_around_makes_no_step_back(page):
     assert page.run("return parent.history.length") == before
 
 
-def test_a_link_in_a_part_leads_into_the_other_view(page):
+def test_link_opens_other_view(page):
     page.open(**RUN, view="operators")
     uses(page, "Operators")
     link = add_link(page, {"view": "trace", "find": FIND})
@@ -121,8 +121,8 @@ def test_a_link_in_a_part_leads_into_the_other_view(page):
     assert "find" not in page.link(), "it points into a view that is no longer shown"
 
 
-def test_a_link_in_a_part_has_the_address_it_leads_to(page):
-    """So that it can be opened in a tab of its own."""
+def test_link_has_address_of_its_destination(page):
+    """So that it can be opened in a new tab."""
     page.open_tab(**RUN, view="operators")
     link = add_link(page, {"view": "memory", "row": {"name": "aten::linear"}})
     page.run("arguments[0].focus()", link)
@@ -132,13 +132,13 @@ def test_a_link_in_a_part_has_the_address_it_leads_to(page):
     assert "p.modelprof.row=%7B%22name%22%3A%22aten%3A%3Alinear%22%7D" in address
 
 
-def test_a_link_that_cannot_be_read_breaks_nothing(page):
+def test_malformed_link_parameters_are_ignored(page):
     page.open(**RUN, view="trace", find="{", at_time="[", at_tables="7")
     assert page.title() == "Trace"
     assert page.run("return document.querySelectorAll('.problem').length") == 0
 
 
-def test_the_zoom_of_a_window_goes_with_its_window(page):
+def test_changing_window_resets_zoom_but_not_tables(page):
     looks = {"at_time": json.dumps({"search": "linear"}), "at_tables": json.dumps({"operators": {}})}
     page.open(**RUN, view="operators", **looks)
     page.press("Memory", "aside nav button")
@@ -149,7 +149,7 @@ def test_the_zoom_of_a_window_goes_with_its_window(page):
 
 
 @pytest.mark.parametrize("is_tab", [False, True], ids=["alone", "in TensorBoard"])
-def test_a_copied_link_is_short_and_leads_to_what_was_seen(page, is_tab):
+def test_copied_link_is_short_and_restores_view(page, is_tab):
     shown = (
         "return [...document.querySelectorAll("
         "'.tl-selection h2, .tl-count, .tl-base')].map(e => e.value ?? e.textContent)"

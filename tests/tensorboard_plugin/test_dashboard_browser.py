@@ -1,4 +1,4 @@
-"""The whole dashboard in real Chromium, in a real TensorBoard: every view, drawn without any network."""
+"""Every dashboard view in real Chromium and a real TensorBoard, without any other server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VIEWS = [
     "compare",
 ]
 OF_TENSORBOARD = ("Three.js", "WebGL", "GroupMarkerNotSet", "favicon")
-"""What TensorBoard's own page says in the console, with or without a plugin."""
+"""Console messages of TensorBoard's own page, with or without a plugin."""
 PATIENCE_S = 60
 LOADS = itertools.count()
 
@@ -46,7 +46,7 @@ class Page:
         self.server = server
 
     def open(self, **choice):
-        """Open a link to the page of the plugin alone, without TensorBoard's own around it."""
+        """Open a link to the plugin's page alone, without TensorBoard's page around it."""
         self.load(f"{self.server.url}data/plugin_entry.html?name=modelprof", choice)
         self.settle()
         return self
@@ -63,7 +63,7 @@ class Page:
         self.browser.switch_to.default_content()
         parts = [f"p.modelprof.{name}={urllib.parse.quote(value, safe='')}" for name, value in choice.items()]
         fragment = "&".join(["modelprof", *parts])
-        # Another fragment alone would load nothing anew.
+        # Changing only the fragment would not reload the page.
         self.browser.get(f"{address}&{next(LOADS)}#{fragment}")
 
     def run(self, script, *arguments):
@@ -76,7 +76,7 @@ class Page:
             time.sleep(0.02)
 
     def settle(self):
-        """Until a view has been shown whole."""
+        """Wait until the view is complete."""
         self.wait(
             "const main = document.querySelector('main');"
             "return main !== null && !main.ariaBusy && main.children.length > 0"
@@ -114,7 +114,7 @@ class Page:
         return self.run("return document.querySelector('main')?.innerText ?? document.body.innerText")
 
     def titles(self):
-        """Of all views, in the order of the menu."""
+        """Titles of all views, in menu order."""
         return self.run("return [...document.querySelectorAll('aside nav button')].map(b => b.textContent)")
 
     def title(self):
@@ -130,7 +130,7 @@ class Page:
 
 @pytest.fixture
 def page(browser, server):
-    """A page; in the end nobody else was asked for anything, and nothing was said in the console."""
+    """A page; checks afterwards that no other server got a request and that the console is empty."""
     requested(browser)
     said(browser)
     yield Page(browser, server)
@@ -141,7 +141,7 @@ def page(browser, server):
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-def test_every_view_of_a_run_draws(page, is_dark):
+def test_every_view_of_run_is_drawn(page, is_dark):
     page.open_tab(is_dark=is_dark, run="net/version_1", view="overview")  # compared with version_0
     theme = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (theme == "rgb(255, 255, 255)") is not is_dark
@@ -181,7 +181,7 @@ copy();
 
 
 @pytest.mark.parametrize("name", ["v100_resnet50_workers0", "a100_nccl"])
-def test_every_view_of_a_real_trace_draws(page, logdir, name, tmp_path):
+def test_every_view_of_real_trace_matches_report(page, logdir, name, tmp_path):
     assert main(["analyze", str(real_file(name)), "--json", str(tmp_path / "report.json")]) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     seen = set()
@@ -227,8 +227,8 @@ def test_ranks_share_one_timeline(page):
     assert "rank 0" not in page.text()
 
 
-def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
-    """A link to the idle time; what ended it; its row in Kernels; and back."""
+def test_links_lead_from_idle_time_to_row_and_back(page):
+    """From idle time to the copy that ended it, to the copy's row in Kernels, and back."""
     name = "v100_resnet50_workers0"
     page.open(run=name, view="trace", find=json.dumps({"kind": "idle: data loading"}))
     page.wait("return document.querySelector('.tl-selection h2') !== null")
@@ -246,7 +246,7 @@ def test_from_an_idle_device_to_the_row_of_what_ended_it(page):
     assert page.run("return document.querySelector('.tl-selection h2').textContent") == kernel
 
 
-def test_a_run_can_be_chosen_and_its_window_stays_if_it_has_such_a_one(page):
+def test_changing_run_keeps_window_if_it_exists(page):
     page.open()
     runs = page.run("return [...document.querySelector('aside select').options].map(o => o.value)")
     assert {"net/version_0", "net/version_1", "<b>hostile</b>"} < set(runs)
@@ -260,13 +260,13 @@ def test_a_run_can_be_chosen_and_its_window_stays_if_it_has_such_a_one(page):
     assert page.link()["run"] == "net/version_0"
 
 
-def test_the_fit_and_its_newest_window_are_chosen_first(page):
+def test_fit_and_newest_window_are_selected_by_default(page):
     page.open(run="net/version_0")
     assert page.choosers()["Loop"] == "modelprof/run", "and not the validation after it"
     assert page.choosers()["Window"] == "modelprof/window_1"
 
 
-def test_a_link_leads_back(page):
+def test_link_restores_selection(page):
     wanted = {
         "run": "net/version_0",
         "profile": "modelprof/run",
@@ -282,7 +282,7 @@ def test_a_link_leads_back(page):
     assert page.choosers()["Window"] == "modelprof/window_0"
 
 
-def test_what_a_link_names_and_is_gone_is_replaced(page):
+def test_missing_parts_of_link_are_replaced(page):
     page.open(run="no such run", window="modelprof/window_99", view="nothing", rank="7")
     assert page.title() == "Overview"
     said = page.run("return document.querySelector('aside .problem').textContent")
@@ -292,13 +292,13 @@ def test_what_a_link_names_and_is_gone_is_replaced(page):
     )
 
 
-def test_a_link_that_changes_in_the_address_is_followed(page):
+def test_changed_address_is_followed(page):
     page.open(run="net/version_0", view="overview")
     page.run("parent.location.hash = parent.location.hash.replace('view=overview', 'view=memory')")
     page.wait("return document.querySelector('main > h1')?.textContent === 'Memory'")
 
 
-def test_digits_choose_a_view_unless_somebody_writes(page):
+def test_digits_switch_view_unless_typed_into_field(page):
     page.open(run="net/version_1", view="overview")
     page.run("document.querySelector('main').focus()")
     page.browser.switch_to.active_element.send_keys("3")
@@ -318,7 +318,7 @@ def test_two_runs_are_compared_and_swapped(page):
     page.open(run="net/version_0", view="compare")
     assert page.link()["before_run"] != "newer head", "it cannot be read"
     page.browser.switch_to.default_content()
-    said(page.browser)  # what is here beside it can only be read in part
+    said(page.browser)  # the remaining runs are only partly readable
     page.open(run="net/version_1", before_run="net/version_0", view="compare")
     assert page.run("return document.getElementById('table-comparison_phases') !== null")
     assert page.run("return document.getElementById('table-comparison_steps') !== null")
@@ -327,7 +327,7 @@ def test_two_runs_are_compared_and_swapped(page):
     assert page.link()["run"] == "net/version_0"
 
 
-def test_how_tables_of_two_comparisons_are_looked_at_is_in_the_address(page):
+def test_address_holds_table_state_of_both_comparisons(page):
     page.open(run="net/version_1", before_run="net/version_0", view="compare")
     names = page.run(
         "return [...document.querySelectorAll('.comparison')].map((one) => {"
@@ -339,30 +339,30 @@ def test_how_tables_of_two_comparisons_are_looked_at_is_in_the_address(page):
     page.wait(f"return {json.dumps(names)}.every((name) => parent.location.hash.includes(name))")
 
 
-def test_the_evaluation_loop_has_no_window(page):
+def test_evaluation_loop_has_no_window(page):
     page.open(run="net/version_0", profile="modelprof_1/validate/run", view="operators")
     assert "Window" not in page.choosers()
     assert "ModelProfCallback(active=10)" in page.text()
 
 
-def test_a_profile_that_is_too_new_says_so_and_breaks_nothing_else(page):
+def test_newer_profile_is_reported_and_others_work(page):
     page.open(run="newer", view="overview")
     assert "A newer lightning-modelprof wrote it" in page.run(
         "return document.querySelector('.problem').textContent"
     )
     page.browser.switch_to.default_content()
-    said(page.browser)  # the browser notes an answer of 404 by itself
+    said(page.browser)  # the browser itself logs answers with 404
     page.open(run="newer head", view="overview")
     assert "newer lightning-modelprof" in page.run("return document.querySelector('.problem').textContent")
     page.choose("Run", "net/version_0")
     assert page.run("return document.querySelectorAll('.problem').length") == 0
 
 
-def test_damaged_columns_say_so_and_leave_the_rest(page):
+def test_damaged_columns_are_reported_and_other_parts_shown(page):
     page.open(run="damaged steps", view="steps")
     told = page.run("return document.querySelector('.problem').textContent")
     assert "can't read its steps: damaged bytes: cut off." in told
-    said(page.browser)  # the browser notes an answer of 404 by itself
+    said(page.browser)  # the browser itself logs answers with 404
     assert page.run("return document.getElementById('table-phases') !== null")
     page.press("Overview", "aside nav button")
     assert page.run("return document.querySelectorAll('.problem').length") == 0
@@ -375,19 +375,19 @@ def test_hostile_names_are_text(page):
     assert page.choosers()["Run"] == "<b>hostile</b>"
 
 
-def test_an_empty_view_says_what_to_do(page):
+def test_empty_view_says_what_to_do(page):
     page.open(run="<b>hostile</b>", view="steps")
     assert "ModelProfCallback" in page.run("return document.querySelector('.empty').textContent")
 
 
-def test_headings_say_what_they_mean(page):
+def test_headings_have_definitions(page):
     page.open(run="net/version_0", view="tables")
     page.browser.execute_async_script(COPY_TABLES)  # opens all and shows all columns
     titles = "return [...document.querySelectorAll('h2, thead th')].map(one => one.title).filter(Boolean)"
     assert {definition("table", "phases"), column_definition("phases", "max_ns")} < set(page.run(titles))
 
 
-def test_the_theme_follows_tensorboards(page):
+def test_theme_follows_tensorboard(page):
     page.open_tab(run="net/version_0", view="overview")
     read = "return getComputedStyle(document.body).backgroundColor"
     light = page.run(read)

@@ -1,4 +1,4 @@
-"""Which run is looked at, and which it is compared with: found among many, sensible by default, warned of."""
+"""Choosing a run and its baseline: search, defaults and warnings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EARLY, LATE = "2026-01-01T09:00:00+00:00", "2026-01-02T09:00:00+00:00"
 
 
 def run_of(model, **info):
-    """A run's profile that says what its model is."""
+    """The profile of a run with a known model."""
     report = report_of()
     known = {"status": "finished", "created": info.pop("created", "")}
     samples = info.pop("samples", 8)
@@ -51,7 +51,7 @@ def run_of(model, **info):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A fit with two windows, a dozen copies of it, and runs of two other models between them in time."""
+    """A fit with two windows, twelve copies of it, and runs of two other models between them in time."""
     root = tmp_path_factory.mktemp("logs")
     write_event_file(root / "first", [("modelprof/run", run_of("Net"))])
     wide = {"device_name": "A100", "samples": 64}
@@ -78,7 +78,7 @@ def shown_runs(page, place="aside"):
     )
 
 
-def test_a_run_among_many_is_found_by_words(page):
+def test_search_finds_run_by_words(page):
     page.open(run="net/version_0", view="memory")
     assert len(shown_runs(page)) == NUM_COPIES + 4
     field = page.browser.find_element("css selector", "aside input[type=search]")
@@ -98,7 +98,7 @@ def test_a_run_among_many_is_found_by_words(page):
     assert page.run("return document.activeElement.dataset.key") == "run"
 
 
-def test_enter_without_words_chooses_no_other_run(page):
+def test_enter_in_empty_search_keeps_run(page):
     page.open(run="trial_03", view="memory")
     field = page.browser.find_element("css selector", "aside input[type=search]")
     field.send_keys(" ", Keys.ENTER)
@@ -106,20 +106,20 @@ def test_enter_without_words_chooses_no_other_run(page):
     assert page.link()["run"] == "trial_03"
 
 
-def test_what_to_compare_with_is_found_the_same_way(page):
+def test_search_finds_baseline(page):
     page.open(run="net/version_0", view="compare")
     page.browser.find_element("css selector", ".sides input[type=search]").send_keys("wide")
     assert set(shown_runs(page, ".sides")) == {"wide", page.link()["before_run"]}
 
 
-def test_a_window_is_compared_with_the_one_before_it(page):
+def test_window_is_compared_with_previous_window(page):
     page.open(run="trial_03", window="modelprof/window_1", view="compare")
     link = page.link()
     assert (link["before_run"], link["before_window"]) == ("trial_03", "modelprof/window_0")
     assert page.run("return document.querySelectorAll('main section.comparison').length") == 1
 
 
-def test_what_is_compared_with_follows_unless_it_was_chosen(page):
+def test_baseline_follows_run_unless_chosen(page):
     page.open(run="trial_03", window="modelprof/window_1", view="compare")
     page.choose("Run", "trial_05")
     wanted = {"run": "trial_05", "before_run": "trial_05", "before_window": "modelprof/window_0"}
@@ -133,12 +133,12 @@ def test_what_is_compared_with_follows_unless_it_was_chosen(page):
     assert page.link()["before_run"] == "wide"
 
 
-def test_without_a_window_before_it_the_newest_earlier_run_of_its_model_is(page):
+def test_first_window_is_compared_with_last_run_of_its_model(page):
     page.open(run="net/version_0", window="modelprof/window_0", view="compare")
     assert page.link()["before_run"] == "first", "not the run of another model, though that is newer"
 
 
-def test_before_is_the_run_that_started_first_whenever_it_was_written(page):
+def test_before_is_the_run_that_started_first(page):
     """``imported`` was written to the log last, as by ``lightning-modelprof tensorboard``, but ran first."""
     order = "return [...document.querySelectorAll('main .facts dt')].some(one => one.textContent === 'Order')"
     page.open(run="wide", view="compare")
@@ -149,7 +149,7 @@ def test_before_is_the_run_that_started_first_whenever_it_was_written(page):
     assert page.run(order)
 
 
-def test_what_differs_between_the_sides_is_said(page):
+def test_differences_between_sides_are_named(page):
     page.open(run="first", before_run="wide", view="compare")
     lines = "return [...document.querySelectorAll('main .parts [role=status]')].map(one => one.textContent)"
     assert page.run(lines) == [
@@ -163,7 +163,7 @@ def test_what_differs_between_the_sides_is_said(page):
     assert page.run("return document.querySelector('main .parts [role=status]')") is None
 
 
-def test_the_head_of_an_older_version_has_no_model():
+def test_head_of_older_version_has_no_model():
     packed = pack_head(run_of("Net"))
     assert unpack_head(packed).model == "Net"
     assert unpack_head(packed.replace(b',"model":"Net"', b"")).model == ""

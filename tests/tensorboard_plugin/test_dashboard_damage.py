@@ -1,4 +1,4 @@
-"""Profiles that cannot be read, names that are hostile, and what stands beside them."""
+"""Unreadable profiles, hostile names, and the good profiles next to them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.tensorboard_server import tensorboard
 
 
 def in_version_1(location):
-    """A place as findings had it, ``null`` where something wasn't known."""
+    """A location as findings of version 1 stored it, with ``null`` for unknown fields."""
     names = ("file", "line", "function", "module", "is_exact", "inner", "package", "call")
     return {name: getattr(location, name) or None for name in names} | {
         "is_exact": location.is_exact,
@@ -37,7 +37,7 @@ def in_version_1(location):
     }
 
 
-def test_findings_of_version_1_had_null_where_nothing_was_known():
+def test_findings_of_version_1_are_read():
     step = Place(file="/home/me/net.py", line=30, function="Net.training_step", is_exact=True)
     locations = (step, Place(module="net"))
     finding = Finding(kind="input_bound", status=Status.FOUND, title="t", summary="s", locations=locations)
@@ -73,7 +73,7 @@ def server(request, tmp_path_factory):
         yield running.wait_for("good", "no head", "newer", "<b>hostile</b>")
 
 
-def test_a_head_that_cannot_be_read_is_a_problem_of_its_own(server):
+def test_unreadable_head_is_reported_for_its_profile_only(server):
     runs = {run["name"]: run["profiles"][0] for run in server.ask("profiles")["runs"]}
     assert runs["good"]["problem"] == ""
     assert "expected a lightning-modelprof profile" in runs["no head"]["problem"]
@@ -91,12 +91,12 @@ def test_a_head_that_cannot_be_read_is_a_problem_of_its_own(server):
         ("nothing", "expected"),
     ],
 )
-def test_a_damaged_profile_is_a_sentence(server, run, sentence):
+def test_damaged_profile_is_explained(server, run, sentence):
     arguments = {"run": run, "window": "modelprof/window_0", "view": "overview"}
     assert sentence in server.problem("view", **arguments)
 
 
-def test_the_others_are_shown_all_the_same(server):
+def test_good_profile_is_shown_next_to_damaged_ones(server):
     answer = server.ask("view", run="good", window="modelprof/window_0", view="operators")
     [document] = answer["documents"]
     name, (text, value), *_ = document["tables"][0]["rows"][0]
@@ -116,10 +116,10 @@ def test_hostile_names_are_text(server):
 
 
 @pytest.mark.parametrize("name", ALL_REPORTS)
-def test_every_report_comes_back_as_it_was(name):
+def test_every_report_survives_packing(name):
     report = ALL_REPORTS[name]()
     stored = unpack_profile(pack_profile(profile_of(report, rank_reports={0: report, 3: report}))[0])
-    if "\\ud" in repr(asdict(report)):  # half a surrogate pair has no UTF-8, only its escape
+    if "\\ud" in repr(asdict(report)):  # a lone surrogate has no UTF-8, only an escape
         return
     for part in ("title", "facts", "tables", "notes", "verdict", "findings", "charts", "flames"):
         assert repr(getattr(stored.report, part)) == repr(getattr(report, part)).replace("nan", "None"), part
@@ -129,14 +129,14 @@ def test_every_report_comes_back_as_it_was(name):
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
-def test_any_bytes_are_refused(data):
+def test_random_bytes_are_refused(data):
     for read in (unpack_head, unpack_profile, lambda raw: unpack_profile(zlib.compress(raw))):
         with pytest.raises(ArchiveError, match=r"^expected a lightning-modelprof profile"):
             read(data)
 
 
-def test_a_run_that_tensorboard_cannot_name_says_what_to_do(tmp_path):
-    """A bug of the fast loader, which the page can only explain."""
+def test_run_name_that_tensorboard_cannot_load_is_explained(tmp_path):
+    """A bug in TensorBoard's fast loader, which the page can only explain."""
     good = profile_of(report_of())
     write_event_file(tmp_path / 'a "quoted" run', [(tag_of(good), good)])
     arguments = {"run": 'a "quoted" run', "window": "modelprof/window_0", "view": "overview"}
@@ -150,13 +150,13 @@ def test_a_run_that_tensorboard_cannot_name_says_what_to_do(tmp_path):
         assert "documents" in running.ask("view", **arguments)
 
 
-def test_a_window_is_called_by_its_loop_and_folder():
+def test_tag_consists_of_folder_loop_and_window():
     assert tag_of(profile_of(report_of())) == "modelprof/window_0"
     assert tag_of(profile_of(report_of(), window=3), "modelprof_1") == "modelprof_1/window_3"
     run = DashboardEntry(kind="run", loop="test", window=None, label="", report=report_of())
     assert tag_of(run) == "modelprof/test/run"
 
 
-def test_nothing_to_write_writes_nothing(tmp_path):
+def test_no_profiles_create_no_file(tmp_path):
     write_event_file(tmp_path / "run", [])
     assert list(Path(tmp_path).iterdir()) == []

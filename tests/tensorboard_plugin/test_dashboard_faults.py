@@ -1,4 +1,4 @@
-"""When a profile cannot be written for the dashboard: a warning, and nothing else."""
+"""A profile that can't be written for the dashboard causes a warning, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def fit(folder, *, tensorboard=True, files=True, logger=None, seed=3, **kwargs):
-    """A fit with one window; returns its weights and what we warned of."""
+    """Fit with one window; return the weights and this package's warnings."""
     torch.manual_seed(seed)
     module = Net()
     arguments = {"active": 2, "wait": 2, "skip_first": 2, "tensorboard": tensorboard, "files": files} | kwargs
@@ -31,7 +31,7 @@ def fit(folder, *, tensorboard=True, files=True, logger=None, seed=3, **kwargs):
 
 
 def profiles(folder):
-    """Tag → number of blobs, of all event files below a folder."""
+    """Tag → number of blobs, in all event files below a folder."""
     found = {}
     for file in sorted(folder.rglob("events.out*")):
         events = EventAccumulator(str(file), size_guidance={"tensors": 0}).Reload()
@@ -46,7 +46,7 @@ def profiles(folder):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The weights without anything of TensorBoard."""
+    """Weights of a fit with ``tensorboard=False``."""
     return fit(tmp_path_factory.mktemp("plain"), tensorboard=False)[0]
 
 
@@ -54,14 +54,14 @@ def same(weights, others):
     return all(torch.equal(one, other) for one, other in zip(weights, others, strict=True))
 
 
-def test_profiles_are_written_and_change_nothing(tmp_path, plain):
+def test_profiles_are_written_without_changing_training(tmp_path, plain):
     weights, messages = fit(tmp_path)
     assert same(weights, plain)
     assert messages == []
     assert profiles(tmp_path / "net") == {"modelprof/window_0": 2, "modelprof/run": 2}
 
 
-def test_a_nearly_full_disk_is_left_to_the_logger(tmp_path, plain, monkeypatch):
+def test_no_profile_is_written_to_nearly_full_disk(tmp_path, plain, monkeypatch):
     asked = []
 
     def usage(folder):
@@ -77,7 +77,7 @@ def test_a_nearly_full_disk_is_left_to_the_logger(tmp_path, plain, monkeypatch):
     assert set(asked) == {str(tmp_path / "net" / "version_0")}
 
 
-def test_room_is_needed_for_what_is_written(tmp_path, monkeypatch):
+def test_small_profile_needs_little_disk_space(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2**40, 0, outputs.SPARE_BYTES + 2**20))
     monkeypatch.setattr(outputs, "TEXTS_BYTES", 2**20)
     assert fit(tmp_path)[1] == []
@@ -85,7 +85,7 @@ def test_room_is_needed_for_what_is_written(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [ValueError("odd"), MemoryError(), RecursionError()])
-def test_a_profile_that_cannot_be_made_is_a_warning(tmp_path, plain, monkeypatch, error):
+def test_error_while_making_profile_is_a_warning(tmp_path, plain, monkeypatch, error):
     def fail(*args, **kwargs):
         raise error
 
@@ -98,7 +98,7 @@ def test_a_profile_that_cannot_be_made_is_a_warning(tmp_path, plain, monkeypatch
     assert profiles(tmp_path / "net") == {"modelprof/run": 2}, "the other profile is there"
 
 
-def test_a_profile_is_made_once_for_all_loggers(tmp_path, monkeypatch):
+def test_profile_is_made_once_for_all_loggers(tmp_path, monkeypatch):
     made = []
     original = trace_work.window_profile
     monkeypatch.setattr(trace_work, "window_profile", lambda *a, **k: made.append(1) or original(*a, **k))
@@ -109,12 +109,12 @@ def test_a_profile_is_made_once_for_all_loggers(tmp_path, monkeypatch):
         assert {"modelprof/window_0", "modelprof/run"} <= set(profiles(tmp_path / name))
 
 
-def test_without_a_tensorboard_logger_no_profile_is_made(tmp_path, monkeypatch):
+def test_no_profile_is_made_without_tensorboard_logger(tmp_path, monkeypatch):
     monkeypatch.setattr(trace_work, "window_profile", lambda *a, **k: pytest.fail("nobody reads it"))
     assert fit(tmp_path, logger=False)[1] == []
 
 
-def test_two_fits_without_files_do_not_take_each_others_place(tmp_path):
+def test_two_fits_without_files_have_different_tags(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="net", version=0)
     for _ in range(2):
         assert fit(tmp_path, logger=logger, files=False)[1] == []
@@ -123,7 +123,7 @@ def test_two_fits_without_files_do_not_take_each_others_place(tmp_path):
     assert all(tag.startswith("modelprof_") for tag in tags)
 
 
-def test_of_many_windows_some_are_written():
+def test_only_some_of_many_windows_are_written():
     kept = [index for index in range(1_000) if traces.is_for_dashboard(index)]
     assert kept[:16] == list(range(16))
     assert [len([index for index in kept if low <= index < 2 * low]) for low in (16, 32, 64, 128, 256)] == [

@@ -1,4 +1,4 @@
-"""How often a view asks over a slow network, and how long its chain of questions is, from wheel and clone."""
+"""A view's number of requests and longest chain of requests on a slow network, from wheel and clone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The package as its wheel holds it, with a bundle."""
+    """The package as in its wheel, with a bundle."""
     if shutil.which("npm") is None:
         pytest.skip("there is no npm, which makes the bundle")
     folder = tmp_path_factory.mktemp("wheel")
@@ -64,7 +64,7 @@ def from_clone(server):
 @pytest.mark.parametrize(
     ("view", "most_requests", "most_depth"), [("overview", 6, 5), ("steps", 7, 5), ("trace", 7, 5)]
 )
-def test_a_wheel_asks_for_one_script(browser, from_wheel, view, most_requests, most_depth):
+def test_wheel_loads_one_script(browser, from_wheel, view, most_requests, most_depth):
     with slow_network(browser, LATENCY_MS):
         Page(browser, from_wheel).open(**RUN, view=view)
         seen = first_view(browser)
@@ -77,8 +77,8 @@ def test_a_wheel_asks_for_one_script(browser, from_wheel, view, most_requests, m
 @pytest.mark.parametrize(
     ("view", "most_requests", "most_depth"), [("overview", 30, 6), ("steps", 50, 9), ("trace", 64, 9)]
 )
-def test_a_clone_asks_for_what_a_view_needs_in_one_go(browser, from_clone, view, most_requests, most_depth):
-    """Of one host browsers ask for six things at a time, so that many modules are a chain as well."""
+def test_clone_loads_modules_of_view_in_parallel(browser, from_clone, view, most_requests, most_depth):
+    """Browsers send a host six requests at a time, so many modules form a chain, too."""
     with slow_network(browser, LATENCY_MS):
         Page(browser, from_clone).open(**RUN, view=view)
         seen = first_view(browser)
@@ -88,7 +88,7 @@ def test_a_clone_asks_for_what_a_view_needs_in_one_go(browser, from_clone, view,
     assert seen.depth <= most_depth, seen.names
 
 
-def test_a_bundle_of_other_modules_is_not_served(wheel):
+def test_outdated_bundle_is_not_served(wheel):
     scripts = {name: path.read_bytes() for name, path in bundle.script_files().items()}
     made = (wheel / "lightning_modelprof/tensorboard_plugin/static" / bundle.BUNDLE).read_bytes()
     assert bundle.chosen_bundle(made, scripts) == made
@@ -97,7 +97,7 @@ def test_a_bundle_of_other_modules_is_not_served(wheel):
     assert bundle.chosen_bundle(made, {**scripts, "more.js": b""}) is None
 
 
-def test_the_first_module_names_all_that_it_needs(from_clone):
+def test_first_module_imports_all_that_it_needs(from_clone):
     files = static_files()
     first, *_ = files[bundle.ENTRY].content.decode().split("\n")
     named = {name.removeprefix("./") for name in re.findall(r'import "([^"]+)"', first)}

@@ -1,4 +1,4 @@
-"""From a finding or a row of a table to the slices of a real trace, and from a slice to its row."""
+"""Links from findings and table rows to slices of a real trace, and from a slice to its row."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ def shows(page, title):
 
 
 def selected(page):
-    """What the panel of the timeline says, once a slice is selected."""
+    """Text of the timeline's panel, once a slice is selected."""
     page.wait("return document.querySelector('.tl-panel h2, .drawing h2') !== null")
     return page.run("return document.querySelector('.drawing').innerText")
 
 
-def test_two_clicks_lead_from_the_idle_device_to_the_cause_and_the_line(page):
-    """The overview says that the loop waits; one click shows the longest wait, its cause and its line."""
+def test_finding_links_to_longest_wait_with_cause_and_line(page):
     page.open(run=NAME, view="overview")
     finding = page.run("return document.querySelector('.finding h2').firstChild.textContent")
     assert finding == "Training waits for data"
@@ -43,7 +42,7 @@ def test_two_clicks_lead_from_the_idle_device_to_the_cause_and_the_line(page):
 
 
 @pytest.mark.parametrize("view", ["operators", "kernels"])
-def test_a_row_leads_to_its_slices_with_the_pointer(page, view):
+def test_pointer_follows_row_to_its_slices(page, view):
     page.open(run=NAME, view=view)
     row = page.run("return document.querySelectorAll(`#table-${arguments[0]} tbody tr`)[2]", view)
     name = "return arguments[0].querySelector('th > span')?.title || arguments[0].cells[0].textContent"
@@ -57,7 +56,7 @@ def test_a_row_leads_to_its_slices_with_the_pointer(page, view):
     assert full in selected(page)
 
 
-def test_a_row_leads_to_its_slices_with_the_keyboard(page):
+def test_keyboard_follows_row_to_its_slices(page):
     page.open(run=NAME, view="operators")
     link = page.run("return document.querySelector('#table-operators a.row-goto')")
     name = "return document.activeElement.closest('tr').rowIndex"
@@ -70,7 +69,7 @@ def test_a_row_leads_to_its_slices_with_the_keyboard(page):
     shows(page, "Trace")
 
 
-def test_the_keyboard_reaches_the_link_of_a_row_that_a_search_leaves(page):
+def test_keyboard_reaches_link_of_row_found_by_search(page):
     page.open(run=NAME, view="operators")
     field = page.browser.find_element("css selector", "#table-operators .tools input")
     seen = (
@@ -85,7 +84,7 @@ def test_the_keyboard_reaches_the_link_of_a_row_that_a_search_leaves(page):
     assert page.run(row) in page.run(seen)
 
 
-def test_a_name_that_no_slice_has_is_no_link(page):
+def test_row_without_slices_has_no_link(page):
     page.open(run=NAME, view="operators")
     [profiles] = (run["profiles"] for run in page.server.ask("profiles")["runs"] if run["name"] == NAME)
     window = profiles[0]["tag"]
@@ -93,8 +92,8 @@ def test_a_name_that_no_slice_has_is_no_link(page):
     assert {table["id"]: table["no_slices"] for table in document["tables"]}["operators"] == ["(no operator)"]
 
 
-def test_a_link_leads_to_a_row_that_was_not_shown(page):
-    """A row behind the first hundred, in a table that is searched, or folded."""
+def test_link_reveals_hidden_row(page):
+    """A row after the first hundred, also in a folded table."""
     page.open(run=NAME, view="operators")
     last = "[...document.querySelectorAll('#table-operators tbody tr')].at(-1).cells[0].textContent"
     first = page.run(f"return {last}")
@@ -110,14 +109,14 @@ def test_a_link_leads_to_a_row_that_was_not_shown(page):
         assert 0 < place[1] < page.run("return innerHeight")
 
 
-def test_a_row_that_is_not_there_is_said(page):
+def test_missing_row_is_reported(page):
     page.open(run=NAME, view="operators", row=json.dumps({"name": "<b>none"}))
     assert (
         page.run("return document.querySelector('.parts > .note').textContent") == "No row is named <b>none."
     )
 
 
-def test_nothing_links_into_a_timeline_that_is_not_there():
+def test_no_link_has_slices_without_timeline():
     assert not Selection().has_slices(Slices(kind="operator"))
 
 
@@ -125,7 +124,7 @@ TABLE = "document.querySelector('#table-operators')"
 
 
 def looks(page):
-    """Names of the rows that are seen, keys of the columns that are seen, and the arrows."""
+    """Names of visible rows, keys of visible columns, and sort arrows."""
     return page.run(
         f"const table = {TABLE}.querySelector('table');"
         "const heads = [...table.querySelectorAll('thead tr:last-child th')];"
@@ -135,7 +134,7 @@ def looks(page):
     )
 
 
-def test_how_a_table_is_looked_at_is_in_the_address(page):
+def test_address_holds_table_state(page):
     page.open(run=NAME, view="operators")
     page.run(f"{TABLE}.querySelector('th[data-key=calls] button').click()")
     page.run(f"{TABLE}.querySelector('.columns > summary').click()")
@@ -158,7 +157,7 @@ def test_how_a_table_is_looked_at_is_in_the_address(page):
     assert looks(page) == before, "another view in between"
 
 
-def test_groups_and_all_rows_are_in_the_address(page):
+def test_address_holds_grouping_and_all_rows(page):
     page.open(run=NAME, view="operators")
     page.run(f"{TABLE}.querySelector('[data-do=all]').click()")
     page.run(
@@ -182,6 +181,6 @@ def test_groups_and_all_rows_are_in_the_address(page):
         '{"__proto__": {"operators": {"search": "x"}}}',
     ],
 )
-def test_any_look_in_an_address_is_survived(page, looks):
+def test_invalid_table_state_is_ignored(page, looks):
     page.open(run=NAME, view="operators", at_tables=looks, at_flames=looks)
     assert page.run(f"return {TABLE}.querySelectorAll('tbody tr:not([hidden])').length") >= 20

@@ -1,4 +1,4 @@
-"""No view of the dashboard is too wide, cuts its text or complains; and what looks for that finds it."""
+"""No dashboard view is too wide, cuts its text or logs a message, and the check finds such faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PAGE = "<!doctype html><html><body style='margin:0'><main style='overflow:auto'>
         ("<div class=xs><i>1,000</i><i style='margin-left:-20px'>2,000</i></div>", "ticks on each other"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_found(browser, body, fault):
+def test_faults_are_found(browser, body, fault):
     with serve({"": (PAGE.format(body).encode(), HTML)}) as address:
         browser.get(address)
         found = browser.execute_script(FAULTS)
@@ -41,7 +41,7 @@ def test_what_is_wrong_is_found(browser, body, fault):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A TensorBoard with every subject that there is, and what their links choose."""
+    """A TensorBoard with every subject, and their link parameters."""
     logs = tmp_path_factory.mktemp("looks") / "logs"
     logs.mkdir()
     subjects = write_logs(logs)
@@ -50,7 +50,7 @@ def shown(tmp_path_factory):
 
 
 @pytest.mark.parametrize("subject", ["cifar", "windows", "ranks", *REAL])
-def test_nothing_is_wrong_with_any_view(browser, shown, subject):
+def test_views_have_no_faults(browser, shown, subject):
     server, subjects = shown
     views = KEYS if subject in ("windows", "V100") else ("overview", "trace", "compare")
     browser.execute_script("return 1")

@@ -1,4 +1,4 @@
-"""The lane of the critical path in a real browser: what a slice of it leads to. Needs Chromium."""
+"""Links of slices in the critical path's lane, in a real browser. Needs Chromium."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.traces import event, make_trace
 pytestmark = pytest.mark.slow
 
 
-def test_a_slice_of_the_path_leads_to_what_it_is_part_of(browser, site):
+def test_critical_path_slice_links_to_its_whole(browser, site):
     found = timeline_of(
         make_trace(
             [
@@ -39,5 +39,5 @@ def test_a_slice_of_the_path_leads_to_what_it_is_part_of(browser, site):
         wait(browser, f"{text}.includes('Launched by')")
         browser.execute_script("window.view.select(arguments[0])", call)
         wait(browser, f"{text}.includes('Launches')")
-        # The kernel alone, not the slice of the path that is part of it or leads to it.
+        # Only the kernel, not the slice of the path that is part of it or leads to it.
         assert browser.execute_script(text).count("gemm") == 1

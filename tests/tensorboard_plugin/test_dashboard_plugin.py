@@ -1,4 +1,4 @@
-"""The dashboard's routes in a real TensorBoard: what was measured is what is served, and nothing else is."""
+"""The dashboard's routes in a real TensorBoard serve exactly what was measured, and nothing else."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def server(request, logdir):
 
 
 def numbers_of(table):
-    """Rows of numbers of a table of report.json, without their names and texts."""
+    """Numbers in the rows of a report.json table, without names and texts."""
     units = {column["key"]: column["unit"] for column in table["columns"]}
     first = table["columns"][0]["key"]
     rows = [
@@ -61,7 +61,7 @@ def numbers_of(table):
     return [row for row in rows if row]
 
 
-def test_profiles_are_listed_with_what_they_are(server):
+def test_profiles_are_listed_with_details(server):
     answer = server.ask("profiles")
     assert [run["name"] for run in answer["runs"]] == ["net/version_0", "net/version_1"]
     profiles = {profile["tag"]: profile for profile in answer["runs"][0]["profiles"]}
@@ -80,11 +80,11 @@ def test_profiles_are_listed_with_what_they_are(server):
     assert [view["key"] for view in answer["views"]] == [view.key for view in VIEWS]
 
 
-def test_the_tab_turns_on(server):
+def test_tab_is_active(server):
     assert "modelprof" in server.active()
 
 
-def test_every_number_of_the_run_is_that_of_report_json(server, logdir):
+def test_numbers_of_run_match_report_json(server, logdir):
     report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
     drawn = tables_of(server.ask("view", view="tables", run=RUN["run"], profile=RUN["profile"])["documents"])
     filled = {name for name, table in report["tables"].items() if table["rows"]}
@@ -94,7 +94,7 @@ def test_every_number_of_the_run_is_that_of_report_json(server, logdir):
     assert sum(len(numbers(drawn[name])) for name in filled) > 60
 
 
-def test_every_number_of_a_window_is_that_of_its_trace(server, logdir, tmp_path):
+def test_numbers_of_window_match_its_trace(server, logdir, tmp_path):
     folder = logdir / "net/version_0/modelprof"
     window = load_run(folder).ranks[0].windows[1]
     assert main(["analyze", str(folder / window.trace_file), "--json", str(tmp_path / "trace.json")]) == 0
@@ -107,7 +107,7 @@ def test_every_number_of_a_window_is_that_of_its_trace(server, logdir, tmp_path)
         assert numbers(drawn[name]) == numbers_of(report["tables"][name]), name
 
 
-def test_every_view_has_something_or_says_what_to_do(server):
+def test_every_view_has_content_or_says_what_to_do(server):
     assert VIEWS
     for view in VIEWS:
         answer = server.ask("view", view=view.key, **RUN)
@@ -116,7 +116,7 @@ def test_every_view_has_something_or_says_what_to_do(server):
         assert len(answer["empty"]) > 20
 
 
-def test_steps_have_the_figures_and_the_histogram_of_the_whole_run(server, logdir):
+def test_steps_view_has_figures_and_histogram_of_run(server, logdir):
     report = json.loads((logdir / "net/version_0/modelprof/report.json").read_text())
     [document] = server.ask("view", view="steps", **RUN)["documents"]
     cost, _, unit = format_duration(report["summary"]["benchmark"]["batch_cost_ns"]["avg"]).partition(" ")
@@ -127,7 +127,7 @@ def test_steps_have_the_figures_and_the_histogram_of_the_whole_run(server, logdi
     assert not any("<h2>Whole run</h2>" in one["above"] for one in others)
 
 
-def test_steps_are_those_of_the_archive(server, logdir):
+def test_served_steps_match_saved_run(server, logdir):
     steps = load_run(logdir / "net/version_0/modelprof").ranks[0].steps
     served = unpack_steps(server.columns(run=RUN["run"], tag="modelprof/run", kind="steps"))
     assert served.step.tolist() == steps.step.tolist()
@@ -135,7 +135,7 @@ def test_steps_are_those_of_the_archive(server, logdir):
     assert served.phases_ns.sum(axis=1).tolist() == steps.duration_ns.tolist()
 
 
-def test_the_timeline_is_the_trace(server, logdir):
+def test_served_timeline_matches_trace(server, logdir):
     folder = logdir / "net/version_0/modelprof"
     trace = read_trace(folder / load_run(folder).ranks[0].windows[1].trace_file)
     served = unpack_timeline(server.columns(run=RUN["run"], tag=RUN["window"], kind="timeline", rank=0))
@@ -145,7 +145,7 @@ def test_the_timeline_is_the_trace(server, logdir):
     assert sorted(served.names[name] for name in served.name) == names
 
 
-def test_the_trace_is_served_as_the_run_saved_it(server, logdir):
+def test_trace_file_is_served_unchanged(server, logdir):
     folder = logdir / RUN["run"] / "modelprof"
     saved = folder / load_run(folder).ranks[0].windows[1].trace_file
     [columns] = server.ask("view", view="trace", **RUN)["columns"]
@@ -155,7 +155,7 @@ def test_the_trace_is_served_as_the_run_saved_it(server, logdir):
     assert body == saved.read_bytes()
 
 
-def test_compare_says_what_the_command_says(server, logdir, tmp_path):
+def test_compare_view_matches_compare_command(server, logdir, tmp_path):
     runs = [str(logdir / "net" / f"version_{number}" / "modelprof") for number in (0, 1)]
     main(["compare", *runs, "--json", str(tmp_path / "compare.json")])
     said = json.loads((tmp_path / "compare.json").read_text())
@@ -166,14 +166,14 @@ def test_compare_says_what_the_command_says(server, logdir, tmp_path):
     assert "comparison_steps" in drawn, "the windows are compared, too"
 
 
-def test_two_windows_of_one_run_are_compared_alone(server):
+def test_windows_of_one_run_are_compared_without_run(server):
     sides = RUN | BEFORE | {"before_window": "modelprof/window_0"}
     drawn = tables_of(server.ask("compare", **sides)["documents"])
     assert "comparison_steps" in drawn
     assert "comparison_figures" not in drawn
 
 
-def test_a_profile_with_itself_is_no_comparison(server):
+def test_profile_is_not_compared_with_itself(server):
     answer = server.ask("compare", **RUN, **BEFORE)
     assert answer["documents"] == []
     assert "Select another" in answer["empty"]
@@ -198,7 +198,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("route", "arguments", "sentence"), WRONG.values(), ids=WRONG)
-def test_what_is_not_there_is_a_sentence(server, route, arguments, sentence):
+def test_wrong_arguments_are_explained(server, route, arguments, sentence):
     assert sentence in server.problem(route, **arguments)
 
 
@@ -214,19 +214,19 @@ def test_what_is_not_there_is_a_sentence(server, route, arguments, sentence):
         "static/html/report.html.j2",
     ],
 )
-def test_only_the_files_of_the_page_are_served(server, path):
+def test_only_page_files_are_served(server, path):
     status, _, body = server.raw(f"plugin/modelprof/{path}")
     assert status == 404
     assert b"import" not in body
 
 
-def test_scripts_are_scripts(server):
+def test_scripts_have_javascript_media_type(server):
     status, media_type, body = server.raw("plugin/modelprof/static/index.js")
     assert (status, media_type) == (200, "text/javascript; charset=utf-8")
     assert b"export async function render" in body
 
 
-def test_without_a_profile_nothing_is_on_and_nothing_breaks(tmp_path):
+def test_tab_is_inactive_without_profiles(tmp_path):
     logger = TensorBoardLogger(tmp_path, name="plain")
     logger.log_metrics({"loss": 1.0}, step=0)
     logger.finalize("success")
@@ -235,8 +235,8 @@ def test_without_a_profile_nothing_is_on_and_nothing_breaks(tmp_path):
         assert "modelprof" not in server.active()
 
 
-def test_tensorboard_imports_next_to_nothing():
-    """What the plugin adds to the start of every TensorBoard: no torch, no numpy, none of our rooms."""
+def test_plugin_imports_almost_nothing():
+    """The plugin is imported at every TensorBoard's start: no torch, no numpy, no other subpackage."""
     code = (
         "import sys, tensorboard.program, tensorboard.default; before = set(sys.modules)\n"
         "import lightning_modelprof.tensorboard_plugin.plugin\n"
@@ -253,7 +253,7 @@ def test_tensorboard_imports_next_to_nothing():
     }
 
 
-def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, capsys):
+def test_imported_run_equals_logged_run(server, logdir, tmp_path, capsys):
     logs = tmp_path / "imported"
     assert main(["tensorboard", str(logdir / "net/version_0/modelprof"), "--logdir", str(logs)]) == 0
     assert "version_0: 3 profiles" in capsys.readouterr().out
@@ -262,7 +262,7 @@ def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, caps
         for view in VIEWS:
             there = other.ask("view", view=view.key, **(RUN | {"run": "version_0"}))
             here = server.ask("view", view=view.key, **RUN)
-            for one in there["columns"] if view.key == "trace" else ():  # it stays where it was saved
+            for one in there["columns"] if view.key == "trace" else ():  # the file stays where it was saved
                 assert TRACE["file"] in one.pop("where")
                 assert one.pop("file") == ""
             for one in here["columns"] if view.key == "trace" else ():
@@ -270,21 +270,21 @@ def test_a_saved_run_is_imported_as_it_was_logged(server, logdir, tmp_path, caps
             assert there == here, view.key
 
 
-def test_an_import_never_overwrites(logdir, tmp_path, capsys):
+def test_import_never_overwrites(logdir, tmp_path, capsys):
     for _ in range(2):
         assert main(["tensorboard", str(logdir / "net/version_0/modelprof"), "--logdir", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["version_0", "version_0_1"]
     assert capsys.readouterr().out.count("tensorboard --logdir") == 2
 
 
-def test_a_folder_of_runs_is_imported_whole(logdir, tmp_path):
+def test_import_takes_all_runs_of_folder(logdir, tmp_path):
     assert main(["tensorboard", str(logdir), "--logdir", str(tmp_path)]) == 0
     runs = sorted(path.relative_to(tmp_path).as_posix() for path in (tmp_path / "net").iterdir())
-    # Two fits, each with a validation that has a folder of its own.
+    # Two fits, each with a validation in its own folder.
     assert runs == ["net/version_0", "net/version_0_1", "net/version_1", "net/version_1_1"]
 
 
-def test_what_cannot_be_imported_says_so(tmp_path, capsys):
+def test_failed_import_is_explained(tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["tensorboard", str(tmp_path / "empty"), "--logdir", str(tmp_path / "logs")]) == 1
     assert "no trace files (*.json or *.json.gz) in" in capsys.readouterr().err
@@ -294,14 +294,14 @@ def test_what_cannot_be_imported_says_so(tmp_path, capsys):
     assert not (tmp_path / "logs").exists()
 
 
-def test_the_text_of_a_link_is_never_markup(server):
+def test_text_of_link_is_never_markup(server):
     sentence = server.problem("view", run="<script>alert(1)</script>", profile="x")
     assert "<script>" in sentence, "JSON says it as it is; the page sets it as text"
     assert re.search("application/json", server.raw("plugin/modelprof/view")[1])
 
 
-def test_files_are_all_known():
-    """A file of a kind that is not served would be missed in a browser only."""
+def test_all_files_have_known_types():
+    """Only a browser would notice a file of a type that isn't served."""
     static = Path(main.__code__.co_filename).parent / "tensorboard_plugin" / "static"
     kinds = {path.suffix for path in static.rglob("*") if path.is_file()}
     assert kinds <= {".js", ".css", ".json", ".md", ".ts", ""}

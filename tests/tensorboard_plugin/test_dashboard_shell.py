@@ -1,4 +1,4 @@
-"""What stands around the views: where the keyboard focus is, and what is seen where there is nothing yet."""
+"""Keyboard focus across views, and the page while it loads, is empty or gets no answer."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/
 
 
 def focused(page):
-    """What the element with the focus is called: the text of a button or heading, the label of a list."""
+    """Name of the focused element: a button's or heading's text, a list's label."""
     return page.run(
         "const e = document.activeElement; return e.closest('label')?.firstChild.textContent ?? "
         "(e === document.body ? 'the body' : e.textContent)"
     )
 
 
-def test_the_focus_stays_in_the_menu(page):
+def test_focus_stays_in_menu(page):
     page.open(**RUN, view="overview")
     page.run("document.querySelectorAll('aside nav button')[2].focus()")
     page.browser.switch_to.active_element.send_keys(Keys.ENTER)
@@ -37,7 +37,7 @@ def test_the_focus_stays_in_the_menu(page):
     assert focused(page) == "Window"
 
 
-def test_the_focus_stays_in_what_is_compared(page):
+def test_focus_stays_in_comparison_controls(page):
     page.open(run="net/version_1", before_run="net/version_0", view="compare")
     page.run("document.querySelector('.sides select').focus()")
     page.run(
@@ -52,7 +52,7 @@ def test_the_focus_stays_in_what_is_compared(page):
     assert focused(page) == "Swap"
 
 
-def test_the_focus_goes_from_a_view_to_the_heading_of_the_next(page):
+def test_focus_moves_from_view_to_next_heading(page):
     page.open(**RUN, view="operators")
     add_link(page, {"view": "memory"}).send_keys(Keys.ENTER)
     shows(page, "Memory")
@@ -71,11 +71,11 @@ window.release = () => {
   for (const one of held) one();
 };
 """
-"""TensorBoard does not get to see a question before ``release()``."""
+"""Holds back all requests until ``release()``."""
 
 
-def test_the_focus_is_kept_while_a_view_takes_long(page):
-    """Meanwhile a skeleton stands in between, which goes as well."""
+def test_focus_is_kept_while_view_loads(page):
+    """A skeleton with its own heading is shown until the view replaces it."""
     page.open(**RUN, view="operators")
     page.run(HOLD)
     page.run("document.querySelector('main .table .scroll').focus()")
@@ -92,7 +92,7 @@ def test_the_focus_is_kept_while_a_view_takes_long(page):
 WIDTH = "return document.querySelector('main').getBoundingClientRect().width / window.innerWidth"
 
 
-def test_the_empty_state_has_the_whole_width(browser, tmp_path):
+def test_empty_state_has_full_width(browser, tmp_path):
     with tensorboard(tmp_path) as server:
         page = Page(browser, server).open()
         assert page.run(WIDTH) > 0.95
@@ -102,7 +102,7 @@ def test_the_empty_state_has_the_whole_width(browser, tmp_path):
         browser.switch_to.default_content()
 
 
-def test_a_load_error_has_the_whole_width(page):
+def test_load_error_has_full_width(page):
     blocked = "Network.setBlockedURLs"
     page.browser.execute_cdp_cmd("Network.enable", {})
     page.browser.execute_cdp_cmd(blocked, {"urls": ["*/profiles*"]})
@@ -112,4 +112,4 @@ def test_a_load_error_has_the_whole_width(page):
         assert page.run(WIDTH) > 0.95
     finally:
         page.browser.execute_cdp_cmd(blocked, {"urls": []})
-        said(page.browser)  # the browser notes a request that fails by itself
+        said(page.browser)  # the browser itself logs failed requests

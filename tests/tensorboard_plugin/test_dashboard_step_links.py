@@ -1,4 +1,4 @@
-"""From a step in the view Steps to its bar and, where a window recorded it, to its trace."""
+"""Links from a step in the Steps view to its bar and, if a window recorded it, to its trace."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ RUN = {"run": "net/version_0", "profile": "modelprof/run", "window": "modelprof/
 
 @pytest.fixture(scope="module")
 def recorded(server):
-    """The steps that the run says a window recorded."""
+    """Steps that a window recorded, according to the run."""
     steps = unpack_steps(server.columns(run=RUN["run"], tag=RUN["profile"], kind="steps"))
     return steps.step[(steps.tags & int(StepTag.PROFILED)) != 0].tolist()
 
 
 def trace_of_step(page, step, recorded):
-    """After a link was pressed: the trace is that of the window that recorded this step, which it finds."""
+    """Check that a link led to the trace of the window that recorded this step, and found the step."""
     shows(page, "Trace")
     assert json.loads(page.link()["find"]) == {"step": step}
     assert page.choosers()["Window"] == f"modelprof/window_{recorded.index(step) // 2}"
@@ -35,18 +35,18 @@ def trace_of_step(page, step, recorded):
     assert "has no step" not in page.text()
 
 
-def test_windows_say_which_steps_they_recorded(server, recorded):
+def test_windows_list_recorded_steps(server, recorded):
     run = next(one for one in server.ask("profiles")["runs"] if one["name"] == RUN["run"])
     windows = [one["recorded"] for one in run["profiles"] if one["kind"] == "window"]
     assert [list(range(first, last + 1)) for ((first, last),) in windows] == [recorded[:2], recorded[2:]]
 
 
-def test_a_head_of_an_older_version_says_nothing_of_steps():
+def test_head_of_older_version_has_no_recorded_steps():
     old = b'{"schema_version":1,"kind":"window","loop":"fit","window":0,"label":"steps 3 to 4","ranks":[]}'
     assert unpack_head(old).recorded == ()
 
 
-def test_a_row_of_the_slowest_steps_leads_to_the_trace_of_its_step(page, recorded):
+def test_slowest_step_links_to_its_trace(page, recorded):
     page.open(**RUN, view="steps")
     page.wait("return document.querySelector('.steps-slowest .goto') !== null")
     linked = page.run(
@@ -66,7 +66,7 @@ def test_a_row_of_the_slowest_steps_leads_to_the_trace_of_its_step(page, recorde
     shows(page, "Steps")
 
 
-def test_the_bar_under_the_pointer_leads_to_its_bar_and_its_trace(page, recorded):
+def test_clicked_bar_links_to_zoom_and_trace(page, recorded):
     page.open(**RUN, view="steps")
     over = page.browser.find_element("css selector", ".steps-plot .u-over")
     count = 32
@@ -86,7 +86,7 @@ def test_the_bar_under_the_pointer_leads_to_its_bar_and_its_trace(page, recorded
     trace_of_step(page, recorded[0], recorded)
 
 
-def test_the_bar_at_the_cursor_is_picked_by_key(page, recorded):
+def test_enter_selects_bar_at_cursor(page, recorded):
     page.open(**RUN, view="steps")
     field = page.browser.find_element("css selector", ".steps-field")
     field.send_keys(Keys.HOME, *[Keys.ARROW_RIGHT] * recorded[1], Keys.ENTER)
@@ -96,7 +96,7 @@ def test_the_bar_at_the_cursor_is_picked_by_key(page, recorded):
     trace_of_step(page, recorded[1], recorded)
 
 
-def test_a_step_that_no_window_recorded_is_no_link(page):
+def test_unrecorded_step_has_no_link(page):
     page.open(**RUN, view="steps")
     page.browser.find_element("css selector", ".steps-field").send_keys(Keys.HOME, Keys.ENTER)
     assert page.run("return document.querySelector('.steps-picked').innerText").endswith(

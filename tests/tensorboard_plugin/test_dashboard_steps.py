@@ -1,4 +1,4 @@
-"""The view Steps in a real browser, under TensorBoard's policy. Needs Chromium, its driver and selenium."""
+"""The Steps view in a real browser, under TensorBoard's policy. Needs Chromium, its driver and selenium."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def page(browser, site):
 
 
 def settle(browser):
-    """Wait until the figures are those of the range."""
+    """Wait until the figures match the range."""
     wait(browser, "return document.querySelector('.steps-range[aria-busy=true]') === null")
 
 
 def run(browser, body):
-    """Result of JavaScript with the modules at hand and ``steps`` as the view has them."""
+    """Result of JavaScript with imported modules and the view's ``steps``."""
     result = browser.execute_async_script(
         "const done = arguments[0];"
         "(async () => {"
@@ -107,7 +107,7 @@ def rows(browser, selector):
 
 
 def has_color(browser, color, canvas=0, tolerance=0):
-    """Whether a canvas has many opaque pixels of this colour."""
+    """Whether a canvas has many opaque pixels of this color."""
     return browser.execute_script(
         "const canvas = document.querySelectorAll('.steps canvas')[arguments[1]];"
         "const {width, height} = canvas;"
@@ -130,15 +130,15 @@ STEPS = sample_steps(600)
 LABELS = {phase.key: phase.label for phase in PHASES}
 PROFILER = PHASE_INDEX["profiler"]
 IN_REST, IN_LAYER = 400_000, 5_000_000
-"""Time in the phase ``profiler`` with which it is one of the other phases, and with which it has a layer."""
+"""Time in the phase ``profiler`` that puts it among the other phases, and that gives it its own layer."""
 
 
 # Numbers
 
 
-def test_a_range_shows_the_figures_of_its_benchmark(page):
+def test_range_shows_its_benchmark(page):
     browser = page(STEPS)
-    assert figures(browser) == {}  # those of the whole run are written in Python
+    assert figures(browser) == {}  # Python writes those of the whole run
     browser = page(STEPS, {"initial": {"range": [30, 299]}})
     expected = benchmark(STEPS.select((STEPS.step >= 30) & (STEPS.step <= 299)))
     assert figures(browser) == {
@@ -156,7 +156,7 @@ def test_a_range_shows_the_figures_of_its_benchmark(page):
 
 
 def with_unknowns(steps):
-    """Some samples were not counted, and the fetch of some steps could not be seen."""
+    """Leave the samples of some steps and the fetches of others unmeasured."""
     steps.samples[300:310] = NOT_MEASURED
     steps.phases_ns[400:410, PHASE_INDEX["dataloader"]] = NOT_MEASURED
     return steps
@@ -169,7 +169,7 @@ def near(value):
     return None if value is None else pytest.approx(value, rel=1e-12)
 
 
-def test_figures_of_a_range_are_those_of_the_benchmark(page):
+def test_range_figures_match_benchmark(page):
     steps = with_profiler_time(with_unknowns(sample_steps(600, seed=3)), IN_LAYER)
     steps.phases_ns[310:315, PROFILER] = NOT_MEASURED
     browser = page(steps)
@@ -201,7 +201,7 @@ def test_figures_of_a_range_are_those_of_the_benchmark(page):
         assert got["readerRatio"] == near(ratio and ratio.avg)
 
 
-def test_points_are_means_of_equally_many_steps(page):
+def test_points_are_means_of_equal_numbers_of_steps(page):
     browser = page(STEPS)
     columns = step_columns(STEPS)
     for most, only_clean, (first, last) in product((1, 7, 50, 1_000), (False, True), RANGES):
@@ -241,7 +241,7 @@ def test_points_are_means_of_equally_many_steps(page):
 
 
 def counted_steps(steps, only_clean, first, last):
-    """Places, times and phases of the steps that count: with the profiler's time, but clean ones without."""
+    """Numbers, times and phases of the counted steps, with profiler time unless ``only_clean``."""
     places = [step for step in range(first, last + 1) if not (only_clean and steps.tags[step] & NOT_CLEAN)]
     phases = steps.phases_ns[places].astype(float)
     if only_clean:
@@ -251,7 +251,7 @@ def counted_steps(steps, only_clean, first, last):
 
 @pytest.mark.parametrize("profiler_ns", [IN_REST, IN_LAYER])
 @pytest.mark.parametrize("only_clean", [False, True])
-def test_clean_steps_are_without_the_profiler_and_all_steps_with_it(page, profiler_ns, only_clean):
+def test_only_clean_steps_exclude_profiler_time(page, profiler_ns, only_clean):
     steps = with_profiler_time(sample_steps(600, seed=7), profiler_ns)
     browser = page(steps)
     clean = str(only_clean).lower()
@@ -317,13 +317,13 @@ def test_figures_causes_and_throughput_of_clean_steps_agree(page, profiler_ns):
                 assert (row["slow"], row["others"]) == near(means)
                 assert row["more"] == pytest.approx(means[0] - means[1])
         assert sum(row["more"] for row in shown.values()) == pytest.approx(whole)
-        # That is what the sample's slow steps have in common.
+        # The sample's slow steps are slow because of this phase.
         assert causes["phases"][0]["label"] == LABELS["dataloader"]
 
 
-def test_the_slowest_steps_are_found(page):
+def test_slowest_steps_are_found(page):
     steps = sample_steps(600, seed=5)
-    steps.duration_ns[[40, 50, 60]] = steps.duration_ns[50] * 10  # equal ones: the earlier first
+    steps.duration_ns[[40, 50, 60]] = steps.duration_ns[50] * 10  # equal ones are in order of their numbers
     browser = page(steps)
     exclusion = step_columns(steps).exclusion
     for only_clean, (first, last) in product((False, True), RANGES):
@@ -340,7 +340,7 @@ def test_causes_need_slow_and_other_steps(page):
     assert run(browser, "return statistics.causesOfSlowness(steps, 30, 49, 0)") is None
 
 
-def test_histograms_count_every_clean_step_once(page):
+def test_histogram_counts_every_step_once(page):
     browser = page(sample_steps(30))
     random = np.random.default_rng(1)
     samples = {
@@ -359,20 +359,20 @@ def test_histograms_count_every_clean_step_once(page):
         num_bars = len(got["counts"])
         assert 1 <= num_bars <= 60, kind
         edges = got["low"] + got["width"] * np.arange(num_bars + 1)
-        edges[-1] += 1e-3  # the last bar holds the largest, which rounding may put behind its edge
+        edges[-1] += 1e-3  # the last bar contains the maximum, which rounding may put past its edge
         assert got["counts"] == np.histogram(shown, edges)[0].tolist(), kind
         assert sum(got["counts"]) == len(shown), kind
-        if kind == "normal":  # as wide as numpy's rule, as far as 60 bars allow
+        if kind == "normal":  # as many as by numpy's rule, but at most 60
             assert num_bars == min(60, len(np.histogram_bin_edges(shown.astype(float), "auto")) - 1)
     assert run(browser, "return statistics.histogram(new Float64Array(0))") is None
 
 
-def test_few_outliers_do_not_flatten_the_chart(page):
+def test_few_outliers_do_not_flatten_chart(page):
     browser = page(sample_steps(30))
     even, odd = [10.0] * 99, [*[10.0] * 99, 1e4]
     assert run(browser, f"return bins.axisTop({even}, {even})") == pytest.approx(10.4)
     assert run(browser, f"return bins.axisTop({odd}, {odd})") == 15
-    often = [60.0] * 50 + [10.0] * 50  # the slowest of the steps that a bar joins, in half of the bars
+    often = [60.0] * 50 + [10.0] * 50  # slowest step of each bar, high in half of the bars
     assert run(browser, f"return bins.axisTop({even}, {often})") == 60
     assert run(browser, f"return bins.axisTop({even}, {[4 * one / 6 for one in often]})") == pytest.approx(44)
     assert run(browser, "return bins.axisTop([1, 2, 900], [1, 2, 900])") == pytest.approx(936)
@@ -382,14 +382,14 @@ def test_few_outliers_do_not_flatten_the_chart(page):
 # The page
 
 
-def test_the_tables_and_the_readout_say_what_was_measured(page):
+def test_tables_and_readout_show_measured_times(page):
     browser = page(STEPS)
     table = rows(browser, ".steps-slowest")
     order = sorted(range(600), key=lambda step: (-STEPS.duration_ns[step], step))[:20]
     assert [row[0] for row in table] == [str(step) for step in order]
     median = np.percentile(STEPS.clean().duration_ns, 50)
     columns = step_columns(STEPS)
-    # The phases with the most time in these steps stand first.
+    # Phases are ordered by their time in these steps.
     largest = np.argsort(-columns.phases_ns[order].sum(axis=0))
     for row, step in zip(table, order, strict=True):
         times = columns.phases_ns[step, largest]
@@ -415,9 +415,9 @@ def test_the_tables_and_the_readout_say_what_was_measured(page):
     assert len(layers) == 8
 
 
-def test_the_page_says_where_the_profiler_is_in_the_times(page):
+def test_page_says_which_times_include_profiler_overhead(page):
     steps = with_profiler_time(sample_steps(600, seed=7), IN_LAYER)
-    steps.tags[5] = 0  # clean, and with time in the phase
+    steps.tags[5] = 0  # clean, with profiler time
     steps.phases_ns[5, PHASE_INDEX["forward"]] += 10**8
     steps.duration_ns[5] += 10**8
     time_ns, net_ns = int(steps.duration_ns[5]), int(steps.duration_ns[5]) - IN_LAYER
@@ -457,14 +457,14 @@ def test_the_page_says_where_the_profiler_is_in_the_times(page):
         assert "include profiler overhead" not in text(browser, note)
 
 
-def test_a_run_without_profiler_time_is_told_nothing_of_it(page):
+def test_run_without_profiler_time_does_not_mention_it(page):
     steps = sample_steps(100)
     steps.duration_ns -= steps.phases_ns[:, PROFILER]
     steps.phases_ns[:, PROFILER] = 0
     assert "Profiler" not in text(page(steps), "main")
 
 
-def test_the_keyboard_moves_zooms_pans_and_resets(page):
+def test_keyboard_moves_zooms_pans_and_resets(page):
     browser = page(STEPS)
     press(browser, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT, Keys.ARROW_LEFT, Keys.END, Keys.ARROW_LEFT)
     assert text(browser, ".steps-chart .steps-readout").startswith("step 598: ")
@@ -491,7 +491,7 @@ def test_the_keyboard_moves_zooms_pans_and_resets(page):
     assert browser.execute_script("return window.states.at(-1)") == state(browser)
 
 
-def test_the_button_that_shows_all_steps_leaves_the_focus_at_the_charts(page):
+def test_reset_button_moves_focus_to_charts(page):
     browser = page(STEPS)
     press(browser, Keys.HOME, "+")
     browser.find_element("css selector", ".steps > .tools button").send_keys(Keys.ENTER)
@@ -517,14 +517,14 @@ def drag(browser, start, end, chart=0):
 
 
 @pytest.mark.parametrize("chart", [0, 1])
-def test_dragging_zooms_and_a_double_click_shows_all(page, chart):
+def test_drag_zooms_and_double_click_resets(page, chart):
     browser = page(STEPS)
     over = drag(browser, 0.25, 0.5, chart)
     first, last = state(browser)["range"]
     assert abs(first - 150) <= 2
     assert abs(last - 300) <= 2
     assert text(browser, ".tools output") == f"steps {first} to {last}"
-    drag(browser, 0.5, 0.25, chart)  # backwards, within what is seen
+    drag(browser, 0.5, 0.25, chart)  # backwards, within the visible range
     again = state(browser)["range"]
     assert abs(again[0] - (first + 0.25 * (last - first))) <= 2
     assert abs(again[1] - (first + 0.5 * (last - first))) <= 2
@@ -537,7 +537,7 @@ def test_dragging_zooms_and_a_double_click_shows_all(page, chart):
 
 
 def histogram_texts(browser):
-    """What the histogram says of each bar, from the left."""
+    """Readout of each bar of the histogram, from left to right."""
     return browser.execute_script(
         "const [field, point] = ['.field', '.point'].map(s => document.querySelector(`.steps-pair ${s}`));"
         "const press = (key) => field.dispatchEvent(new KeyboardEvent('keydown', {key}));"
@@ -548,15 +548,15 @@ def histogram_texts(browser):
     )
 
 
-def test_a_dragged_range_shows_its_histogram_and_its_slowest_tenth(page):
+def test_dragged_range_shows_histogram_and_slowest_tenth(page):
     steps = sample_steps(600)
     steps.tags[200:400] = 0
-    steps.phases_ns[:, PHASE_INDEX["forward"]] += 10**8  # the edges of two bars have the same three digits
+    steps.phases_ns[:, PHASE_INDEX["forward"]] += 10**8  # three digits can't tell two bars' edges apart
     steps.duration_ns += 10**8
     steps.phases_ns[300] *= 20
     steps.duration_ns[300] *= 20
     browser = page(steps)
-    assert text(browser, ".steps-pair") == ""  # of the whole run both come from Python
+    assert text(browser, ".steps-pair") == ""  # for the whole run, both come from Python
     drag(browser, 0.25, 0.75)
     first, last = state(browser)["range"]
     _, times, _ = counted_steps(steps, True, first, last)
@@ -608,7 +608,7 @@ def test_a_dragged_range_shows_its_histogram_and_its_slowest_tenth(page):
     assert text(browser, ".steps-pair") == ""
 
 
-def test_both_charts_have_one_cursor(page):
+def test_charts_share_one_cursor(page):
     browser = page(STEPS)
     over = browser.find_elements("css selector", ".steps-field .u-over")[1]
     ActionChains(browser, duration=50).move_to_element(over).perform()
@@ -621,7 +621,7 @@ def test_both_charts_have_one_cursor(page):
     assert abs(places[0] - places[1]) < 2
 
 
-def test_a_row_zooms_to_its_step(page):
+def test_row_zooms_to_its_step(page):
     browser = page(STEPS)
     slowest = int(rows(browser, ".steps-slowest")[0][0])
     browser.execute_script("document.querySelector('.steps-slowest tbody button').click()")
@@ -642,7 +642,7 @@ def legend(browser, label, key=""):
         key,
     )
     settle(browser)
-    time.sleep(0.1)  # the canvas is drawn in a frame of its own
+    time.sleep(0.1)  # the canvas is drawn in a later frame
 
 
 def pressed(browser):
@@ -652,7 +652,7 @@ def pressed(browser):
     )
 
 
-def test_the_legend_hides_layers_and_stacks_the_others_anew(page):
+def test_legend_hides_layers_and_restacks_others(page):
     browser = page(sample_steps(60))
     everything = pressed(browser)
     assert has_color(browser, BACKWARD)
@@ -667,11 +667,11 @@ def test_the_legend_hides_layers_and_stacks_the_others_anew(page):
         legend(browser, "Backward", key)
         assert pressed(browser) == ["Backward"]
         assert not has_color(browser, FORWARD)
-        legend(browser, "Backward", key)  # alone already: all again
+        legend(browser, "Backward", key)  # already alone, so show all again
         assert pressed(browser) == everything
 
 
-def test_left_out_steps_are_pale(page):
+def test_excluded_steps_are_pale(page):
     steps = sample_steps(40)
     steps.tags[:] = 0
     assert has_color(page(steps), BACKWARD)
@@ -681,7 +681,7 @@ def test_left_out_steps_are_pale(page):
     assert has_color(browser, [(color + 255) / 2 for color in BACKWARD], tolerance=1)
 
 
-def test_clean_steps_only(page):
+def test_checkbox_shows_only_clean_steps(page):
     browser = page(STEPS)
     assert "shaded" in text(browser, ".steps-chart .note")
     browser.find_element("css selector", ".steps .tools input").click()
@@ -693,14 +693,14 @@ def test_clean_steps_only(page):
     assert text(browser, ".legend b") == ""
 
 
-def test_a_link_brings_back_what_was_seen(page):
+def test_link_restores_state(page):
     wanted = {"range": [120, 310], "clean": True, "hidden": ["forward", "rest"]}
     browser = page(STEPS, {"initial": wanted})
     assert state(browser) == wanted
     assert browser.execute_script("return window.states") == []
 
 
-def test_a_mistyped_link_shows_all(page):
+def test_invalid_link_shows_all_steps(page):
     browser = page(STEPS)
     for broken in (
         {"range": [-5, 10**9], "hidden": ["<b>", 7]},
@@ -713,7 +713,7 @@ def test_a_mistyped_link_shows_all(page):
         assert state(browser) == {"range": None, "clean": False, "hidden": []}, broken
 
 
-def test_long_runs_say_how_many_steps_a_bar_joins(page):
+def test_long_run_says_how_many_steps_a_bar_joins(page):
     random = np.random.default_rng(0)
     steps = sample_steps(10)
     places = random.integers(0, 10, 100_000)
@@ -732,7 +732,7 @@ def test_long_runs_say_how_many_steps_a_bar_joins(page):
     assert figures(browser)["p50"] == format_duration(float(np.percentile(many.duration_ns[:50_000], 50)))
 
 
-def test_the_theme_changes_the_drawings(page):
+def test_theme_changes_charts(page):
     browser = page(STEPS)
     dim = {"light": [0x5B, 0x64, 0x70], "dark": [0x9A, 0xA4, 0xB0]}
     for theme, other in (("light", "dark"), ("dark", "light")):
@@ -747,7 +747,7 @@ def test_the_theme_changes_the_drawings(page):
             assert not has_color(browser, dim[other], canvas), (theme, canvas)
 
 
-def test_the_drawings_follow_the_width(page):
+def test_charts_follow_page_width(page):
     browser = page(STEPS)
     assert "One bar per step." in text(browser, ".steps-chart .note")
     browser.execute_script("document.querySelector('main').style.width = '700px'")
@@ -760,13 +760,13 @@ def test_the_drawings_follow_the_width(page):
     assert "Each bar is the mean of 2 neighboring steps." in text(browser, ".steps-chart .note")
 
 
-def test_without_steps_it_says_why(page):
+def test_run_without_steps_says_why(page):
     browser = page(StepTimings.empty())
     assert text(browser, "main").startswith("No step finished")
     assert state(browser) == {"range": None, "clean": False, "hidden": []}
 
 
-def test_one_step_and_none_that_is_clean(page):
+def test_single_step_that_is_not_clean_is_shown(page):
     browser = page(sample_steps(1))
     assert [row[2] for row in rows(browser, ".steps-slowest")] == ["–"]
     press(browser, Keys.HOME, "+", "-", Keys.ARROW_RIGHT)
@@ -777,7 +777,7 @@ def test_one_step_and_none_that_is_clean(page):
     ("last", "texts", "why"),
     [(9, 0, "No clean step in this range."), (10, 1, "No clean step took longer than p90.")],
 )
-def test_a_range_without_slow_steps_says_so(page, last, texts, why):
+def test_range_without_slow_steps_says_so(page, last, texts, why):
     browser = page(STEPS, {"initial": {"range": [2, last]}})
     assert figures(browser)["clean"] == str(texts)
     assert text(browser, ".steps-causes .note") == why
@@ -788,7 +788,7 @@ def test_a_range_without_slow_steps_says_so(page, last, texts, why):
         assert text(browser, ".steps-pair .chart .note") == why
 
 
-def test_what_was_not_measured_is_said(page):
+def test_unmeasured_phase_is_named(page):
     steps = with_unknowns(sample_steps(600))
     browser = page(steps, {"initial": {"range": [200, 599]}})
     notes = browser.execute_script("return [...document.querySelectorAll('.note')].map(n => n.textContent)")
@@ -812,7 +812,7 @@ def test_hostile_names_are_text(page):
     assert hostile in text(browser, ".steps-slowest")
 
 
-def test_nothing_is_left_behind(page):
+def test_destroy_leaves_nothing_behind(page):
     browser = page(STEPS)
     looked = (
         "let looks = 0;"

@@ -1,4 +1,4 @@
-"""The dashboard's timeline in a real browser, against brute force. Needs Chromium, its driver, selenium."""
+"""The timeline in a real browser, compared with brute force. Needs Chromium, its driver and selenium."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Keys = pytest.importorskip("selenium.webdriver.common.keys", reason="selenium is
 
 ROW_PIXELS = 18
 SHIFT, CONTROL = 8, 2
-META, COLUMNS = make_trace(num_operators=100, num_steps=4)  # several slices in a pixel
+META, COLUMNS = make_trace(num_operators=100, num_steps=4)  # several slices per pixel
 PACKED = packed_trace(META, COLUMNS)
 BEGIN, DURATION = COLUMNS["begin"], COLUMNS["duration"]
 END = BEGIN + DURATION
@@ -105,7 +105,7 @@ def select(browser, index):
 
 
 def row_middles(browser):
-    """Height of the middle of each row in the page, from the labels beside them."""
+    """Vertical position of each row's middle in the page, from the labels next to the rows."""
     tops = browser.execute_script(
         "return [...document.querySelectorAll('.tl-lane:not(.tl-group, .tl-counter)')].map("
         "l => l.getBoundingClientRect().y)"
@@ -114,7 +114,7 @@ def row_middles(browser):
 
 
 def pixel_lines(browser, heights):
-    """The colours in lines of pixels of the canvas; of a copy, because reading slows a canvas down."""
+    """Colors in lines of the canvas's pixels, from a copy, because reading slows a canvas down."""
     return browser.execute_script(
         "const c = document.querySelector('.tl-canvas'); const copy = new OffscreenCanvas(c.width, c.height);"
         "const context = copy.getContext('2d', { willReadFrequently: true }); context.drawImage(c, 0, 0);"
@@ -125,13 +125,13 @@ def pixel_lines(browser, heights):
 
 
 def lines_of_rows(browser):
-    """Where each row is in the canvas, below the names in it."""
+    """Vertical position of each row in the canvas, below the slices' names."""
     top = box(browser, ".tl-canvas")["y"]
     return [round(y - top) + 7 for y in row_middles(browser)]
 
 
 def most_in(row, begin, end):
-    """The slices of a row that take most of a stretch of time, and how much; every one is looked at."""
+    """The slices of a row that take most of a time range, and how much, by looking at all of them."""
     own = np.arange(ROWS[row], ROWS[row + 1])
     overlap = np.minimum(END[own], end) - np.maximum(BEGIN[own], begin)
     most = overlap.max()
@@ -156,7 +156,7 @@ def expected_at(row, begin, per_pixel, pixel):
     return {-1}
 
 
-def test_a_click_selects_the_slice_that_is_drawn_there(page):
+def test_click_selects_slice_drawn_there(page):
     for share in (1, 0.1, 0.003):
         check_clicks(page, share)
 
@@ -183,7 +183,7 @@ def check_clicks(page, share):
     assert len(set(found)) > 6
 
 
-def test_pixels_show_what_is_busy(page):
+def test_pixels_show_busy_time(page):
     for share in (1, 0.02):
         check_pixels(page, share)
 
@@ -220,7 +220,7 @@ def check_pixels(page, share):
     assert all(len(colors) == 1 for colors in kinds.values())
     assert not backgrounds & {color for seen in partial.values() for _, color in seen}
     assert not backgrounds & set.union(*kinds.values())
-    # The page is white: what is less busy is lighter.
+    # The page is white, so less busy pixels are lighter.
     assert partial
     for seen in partial.values():
         shades = [darkness(color) for _, color in sorted(seen)]
@@ -242,7 +242,7 @@ def panel(browser):
     )
 
 
-def test_what_is_known_of_a_slice(page):
+def test_panel_shows_slice_details(page):
     for row in (1, 2, 4, 9):
         check_panel(page, row)
 
@@ -280,7 +280,7 @@ def check_panel(page, row):
     assert detail == (META["details"][number] if number >= 0 else None)
 
 
-def test_from_a_kernel_to_its_launch_and_back(page):
+def test_kernel_and_launch_link_to_each_other(page):
     kernel = int(ROWS[9]) + 20
     launcher = int(COLUMNS["launch"][kernel])
     zoom(page, BEGIN[kernel] - 1000, END[kernel] + 1000)
@@ -304,7 +304,7 @@ def search(browser, text):
     field.send_keys(Keys.ENTER)
 
 
-def test_search_counts_and_goes_through_matches_in_order_of_time(page):
+def test_search_counts_matches_and_visits_them_by_time(page):
     for text in ("gemm", "OPERATOR_1", "aten _1", "no such name"):
         page.execute_script("window.mount()")
         check_search(page, text)
@@ -328,13 +328,13 @@ def check_search(page, text):
     assert gone == in_order[:5]
     for _ in range(5):
         page.execute_script("document.querySelectorAll('.tl-found')[0].click()")
-    assert state(page)["selected"] == in_order[-1]  # round
+    assert state(page)["selected"] == in_order[-1]  # wraps around
     press(page, "n")
     assert state(page)["selected"] == in_order[0]
     assert page.execute_script("return document.querySelector('.tl-count').value") == f"1 of {len(matches):,}"
 
 
-def test_enter_zooms_to_a_match_and_its_launch(page):
+def test_enter_zooms_to_match_and_its_launch(page):
     field = page.find_element("css selector", ".tl-search input")
     field.send_keys("gemm", Keys.ENTER)
     for _ in range(3):
@@ -356,10 +356,10 @@ def test_enter_zooms_to_a_match_and_its_launch(page):
 
 
 LEAST = 6
-"""Distance in Lab of two swatches in the legend."""
+"""Minimum Lab distance between two swatches in the legend."""
 
 
-def test_every_category_has_a_colour_of_its_own(browser, site):
+def test_every_category_has_its_own_color(browser, site):
     paths = (f"critical path: {cause}" for cause in get_args(Cause))
     categories = [*WORDS, "batch", *(f"idle: {cause}" for cause in CAUSES), *paths, "unknown", "another"]
     columns = COLUMNS | {"category": np.arange(len(BEGIN)) % len(categories)}
@@ -397,10 +397,10 @@ def test_notes_are_never_cut(browser, site):
         assert box(browser, ".tl-notes")["height"] > 100
 
 
-def test_search_dims_the_others(page):
+def test_search_dims_other_slices(page):
     zoom(page, META["begin_ns"], META["begin_ns"] + 2_000_000)
     lines = lines_of_rows(page)
-    background = set(pixel_lines(page, [3])[0])  # of the line that names the group
+    background = set(pixel_lines(page, [3])[0])  # of the group's heading
     before = pixel_lines(page, lines)
     page.execute_script(
         "const field = document.querySelector('.tl-search input');"
@@ -429,7 +429,7 @@ def brute_sums(labels, begin, end):
     return sums
 
 
-def test_a_range_adds_up_what_is_in_it(page):
+def test_range_sums_its_slices(page):
     canvas = box(page, ".tl-canvas")
     y = canvas["y"] + 40
     drag(page, (canvas["x"] + 200, y), (canvas["x"] + 531, y), SHIFT)
@@ -463,7 +463,7 @@ def test_a_range_adds_up_what_is_in_it(page):
     assert "Drag" in page.execute_script("return document.querySelector('.tl-range').textContent")
 
 
-def test_the_axis_selects_a_range_too(page):
+def test_dragging_axis_selects_range(page):
     head = box(page, ".tl-head-canvas")
     drag(page, (head["x"] + 100, head["y"] + 46), (head["x"] + 300, head["y"] + 46))
     begin, end = state(page)["range"]
@@ -473,14 +473,14 @@ def test_the_axis_selects_a_range_too(page):
     assert (now["begin"], now["end"]) == pytest.approx((begin, end))
 
 
-def test_keys_move_among_neighbours(page):
+def test_keys_move_between_neighbors(page):
     press(page, Keys.ARROW_RIGHT)
     first = state(page)["selected"]
     assert first == 0  # of the first row
     press(page, Keys.ARROW_RIGHT)
     assert state(page)["selected"] == 1
     press(page, Keys.ARROW_LEFT, Keys.ARROW_LEFT)
-    assert state(page)["selected"] == 0  # there is nothing before
+    assert state(page)["selected"] == 0  # nothing comes before
     press(page, Keys.ARROW_DOWN)
     inside = state(page)["selected"]
     assert inside == min(i for i in range(len(BEGIN)) if META["rows"][ROW_OF[i]][:2] == [0, 1])
@@ -505,7 +505,7 @@ def test_keys_move_among_neighbours(page):
     page.execute_script("document.querySelector('.tl-help').close()")
 
 
-def test_arrows_lead_to_the_slice_of_the_next_lane_that_is_nearest_in_time(page):
+def test_arrows_move_to_nearest_slice_in_next_lane(page):
     (row,) = (row for row, (lane, _, _) in enumerate(META["rows"]) if lane == 3)
     own = np.arange(ROWS[row], ROWS[row + 1])
     for kernel in (ROWS[9] + place for place in (7, 50, 51, 52, 300)):
@@ -517,7 +517,7 @@ def test_arrows_lead_to_the_slice_of_the_next_lane_that_is_nearest_in_time(page)
         assert META["rows"][ROW_OF[state(page)["selected"]]][0] == 1
 
 
-def test_the_wheel_zooms_where_the_pointer_is(page):
+def test_wheel_zooms_at_pointer(page):
     canvas = box(page, ".tl-canvas")
     before = state(page)
     x = 300
@@ -538,7 +538,7 @@ def test_the_wheel_zooms_where_the_pointer_is(page):
     assert state(page)["end"] - state(page)["begin"] == pytest.approx(after["end"] - after["begin"])
 
 
-def test_dragging_pans_and_a_double_click_zooms(page):
+def test_drag_pans_and_double_click_zooms(page):
     zoom(page, BEGIN[10], BEGIN[10] + 1_000_000)
     canvas = box(page, ".tl-canvas")
     before = state(page)
@@ -546,7 +546,7 @@ def test_dragging_pans_and_a_double_click_zooms(page):
     after = state(page)
     moved = (after["begin"] - before["begin"]) / (before["end"] - before["begin"]) * canvas["width"]
     assert moved == pytest.approx(100)
-    assert after["selected"] == -1  # a drag is no click
+    assert after["selected"] == -1  # a drag isn't a click
     index = int(ROWS[1]) + 1
     zoom(page, BEGIN[index] - 100_000, END[index] + 100_000)
     now = state(page)
@@ -558,8 +558,8 @@ def test_dragging_pans_and_a_double_click_zooms(page):
     assert now["end"] - now["begin"] == pytest.approx(1.2 * DURATION[index])
 
 
-def test_a_double_click_zooms_to_what_both_clicks_met(page):
-    """The first click shows what is known of the slice; nothing moves, also in the lowest row in view."""
+def test_double_click_zooms_to_slice_in_lowest_row(page):
+    """The first click shows the slice's details, but nothing moves, even in the lowest visible row."""
     top = "return document.querySelector('.tl-scroller').scrollTop"
     page.set_window_size(1400, 640)
     try:
@@ -587,7 +587,7 @@ def test_a_double_click_zooms_to_what_both_clicks_met(page):
         page.set_window_size(1400, 1000)
 
 
-def test_the_keys_of_the_timeline_choose_no_view(page):
+def test_timeline_keys_do_not_switch_view(page):
     page.execute_async_script(
         "const done = arguments[0]; import('/menu.js').then(({ listenToDigits }) => {"
         "const views = [...'1234567890'].map((key) => ({ key, title: key }));"
@@ -607,8 +607,8 @@ def test_the_keys_of_the_timeline_choose_no_view(page):
     assert page.execute_script("return window.chosen") == "0"
 
 
-def test_times_have_the_digits_that_tell_neighbours_apart(page):
-    """A slice of 367 us 158 ms after the trace began; marks around its begin are never "-0 ms"."""
+def test_times_have_enough_digits_to_differ(page):
+    """A slice of 367 µs, 158 ms after the trace's start; marks near its start are never "-0 ms"."""
     begin = "return format.formatBegin(arguments[0], arguments[1])"
     assert page.execute_script(begin, 158_123_456, 3_670) == "158.123 ms"
     index = int(ROWS[3]) + 2
@@ -627,7 +627,7 @@ def test_times_have_the_digits_that_tell_neighbours_apart(page):
     assert not [label for label in labels if label.startswith("-0") and not label.strip("-0. munsh")]
 
 
-def test_steps_and_the_overview_lead_to_a_place(page):
+def test_clicks_on_steps_and_overview_move_view(page):
     head = box(page, ".tl-head-canvas")
     click(page, head["x"] + head["width"] * 0.4, head["y"] + 66)
     now = state(page)
@@ -643,7 +643,7 @@ def test_steps_and_the_overview_lead_to_a_place(page):
     assert (now["begin"] + now["end"]) / 2 == pytest.approx(middle, rel=1e-3)
 
 
-def test_lanes_close_to_their_outermost_slices(page):
+def test_folded_lanes_show_only_outermost_slices(page):
     toggle = "document.querySelector('.tl-lane:not(.tl-group) .tl-toggle')"
     heights = "return [...document.querySelectorAll('.tl-lane')].map(l => l.offsetHeight)"
     before = page.execute_script(heights)
@@ -653,14 +653,14 @@ def test_lanes_close_to_their_outermost_slices(page):
     after = page.execute_script(heights)
     rows = sum(lane == 0 for lane, _, _ in META["rows"])
     assert before[1] - after[1] == (rows - 1) * ROW_PIXELS
-    select(page, int(ROWS[2]))  # in the closed lane: it opens
+    select(page, int(ROWS[2]))  # in the folded lane, which opens
     assert page.execute_script(heights) == before
     group = "document.querySelector('.tl-group .tl-toggle')"
     page.execute_script(f"{group}.click()")
     assert len(page.execute_script(heights)) == len(before) - 2
 
 
-def test_counters_say_their_value_at_the_pointer(page):
+def test_counters_show_value_at_pointer(page):
     canvas = box(page, ".tl-canvas")
     mouse(page, "mouseMoved", canvas["x"] + 700.5, canvas["y"] + 60, button="none")
     next_frame(page)
@@ -683,8 +683,8 @@ window.mount({ trace: { file: "rank0.json.gz", where: "", which: "", load, ...ar
 BUTTONS = "return [...document.querySelectorAll('.tl-buttons button')].map(b => b.textContent)"
 
 
-def test_a_trace_that_is_elsewhere_is_named_and_has_no_buttons(page):
-    assert "Open in Perfetto" not in page.execute_script(BUTTONS)  # nothing is known of one
+def test_trace_elsewhere_is_named_and_has_no_buttons(page):
+    assert "Open in Perfetto" not in page.execute_script(BUTTONS)  # no trace file is known
     page.execute_script(TRACE, {"file": "", "where": "<b>there</b>"})
     assert "Open in Perfetto" not in page.execute_script(BUTTONS)
     assert page.execute_script("return document.querySelector('.tl-where').textContent") == "<b>there</b>"
@@ -692,7 +692,7 @@ def test_a_trace_that_is_elsewhere_is_named_and_has_no_buttons(page):
     assert {"Open in Perfetto (rank 3)", "Download .json.gz (rank 3)"} < set(page.execute_script(BUTTONS))
 
 
-def test_the_download_is_the_file(page):
+def test_download_is_the_trace_file(page):
     page.execute_script(TRACE, {})
     page.execute_script(
         "URL.createObjectURL = (blob) => { window.saved = blob; return 'blob:x'; };"
@@ -718,7 +718,7 @@ window.answer = (data, origin, source) => {
 MESSAGE = "return document.querySelector('.tl-message').textContent"
 
 
-def test_perfetto_gets_the_trace_once_it_answers(page):
+def test_perfetto_gets_trace_once_it_answers(page):
     page.execute_script(TRACE, {})
     page.execute_script(STUB, True)
     assert page.execute_script("return window.asked") == "https://ui.perfetto.dev"
@@ -731,14 +731,14 @@ def test_perfetto_gets_the_trace_once_it_answers(page):
     )
     page.execute_script("answer('PING', 'https://ui.perfetto.dev', tab)")
     time.sleep(0.5)
-    assert page.execute_script("return window.sent.every(([d]) => d === 'PING')")  # nobody else is handed it
+    assert page.execute_script("return window.sent.every(([d]) => d === 'PING')")  # no other window gets it
     page.execute_script(
         "answer('PONG', 'https://ui.perfetto.dev', tab); answer('PONG', 'https://ui.perfetto.dev', tab)"
     )
     wait(page, "return window.sent.some(([d]) => d.perfetto)")
     count = page.execute_script("return window.sent.length")
     time.sleep(0.4)
-    assert page.execute_script("return window.sent.length") == count  # once, and no more asking
+    assert page.execute_script("return window.sent.length") == count  # sent once, then no more pings
     got = page.execute_script(
         "const [d, o] = window.sent.at(-1); return [o, d.perfetto.title,"
         "new TextDecoder().decode(d.perfetto.buffer), window.loads]"
@@ -747,7 +747,7 @@ def test_perfetto_gets_the_trace_once_it_answers(page):
     assert "opened in Perfetto" in page.execute_script(MESSAGE)
 
 
-def test_perfetto_may_not_open_or_not_answer(page):
+def test_unreachable_perfetto_is_reported(page):
     page.execute_script(TRACE, {})
     page.execute_script(STUB, False)
     assert "pop-ups" in page.execute_script(MESSAGE)
@@ -760,7 +760,7 @@ def test_perfetto_may_not_open_or_not_answer(page):
     assert "Download" in said
 
 
-def test_hostile_names_stay_text(browser, site):
+def test_hostile_names_are_text(browser, site):
     meta, columns = make_trace(num_operators=3, num_steps=2)
     hostile = [*HOSTILE_NAMES, "<img src=x onerror='window.ran=1'>", "__proto__", "\u202eevil", "a" * 5_000]
     meta = json.loads(json.dumps(meta))
@@ -773,7 +773,7 @@ def test_hostile_names_stay_text(browser, site):
         for index in range(0, len(columns["begin"]), 7):
             browser.execute_script("view.select(arguments[0])", index)
             shown = "document.querySelector('.tl-selection h2').textContent"
-            name = int(columns["name"][index])  # compared there: half a surrogate pair does not travel
+            name = int(columns["name"][index])  # compared in the browser, as a lone surrogate can't be sent
             assert browser.execute_script(f"return {shown} === unpacked.meta.names[{name}]")
         press(browser, "r")
         next_frame(browser)
@@ -781,7 +781,7 @@ def test_hostile_names_stay_text(browser, site):
         assert browser.execute_script("return window.ran === undefined && document.images.length === 0")
 
 
-def test_nothing_to_show(browser, site):
+def test_empty_timeline_says_so(browser, site):
     meta, columns = make_trace(num_operators=1, num_steps=1)
     empty = {name: values[:0] for name, values in columns.items()}
     with opened(browser, site, packed_trace(meta | {"rows": [], "steps": []}, empty)):
@@ -789,7 +789,7 @@ def test_nothing_to_show(browser, site):
         assert state(browser)["selected"] == -1
 
 
-def test_links_lead_back_to_the_same_view(page):
+def test_link_restores_view(page):
     zoom(page, BEGIN[20], BEGIN[20] + 3_000_000)
     select(page, 20)
     wait(page, "return window.changes.length && window.changes.at(-1).selected === 20")
@@ -812,7 +812,7 @@ def test_links_lead_back_to_the_same_view(page):
     page.execute_script("window.mount({ initial: null })")
 
 
-def test_the_theme_changes_the_picture_and_the_end_is_clean(page):
+def test_theme_changes_canvas_and_destroy_cleans_up(page):
     light = pixel_lines(page, [2])[0][5]
     page.execute_script(
         "document.documentElement.dataset.theme = 'dark';"
@@ -826,7 +826,7 @@ def test_the_theme_changes_the_picture_and_the_end_is_clean(page):
     assert page.execute_script("return document.getElementById('place').children.length") == 0
 
 
-def test_sharp_screens_get_all_their_pixels(page):
+def test_high_dpi_screen_gets_all_its_pixels(page):
     metrics = {"width": 1200, "height": 900, "deviceScaleFactor": 2, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
@@ -844,7 +844,7 @@ def test_sharp_screens_get_all_their_pixels(page):
         page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
-def test_the_largest_of_neighbours_is_found_without_looking_at_all(page):
+def test_range_maximum_and_searches_match_brute_force(page):
     random = np.random.default_rng(3)
     for size in (1, 16, 17, 255, 257, 5_000):
         values = random.integers(0, max(2, size // 4), size)

@@ -1,4 +1,4 @@
-"""What the dashboard's timeline shows of a trace, and what it hides: kinds, idle time, links, ranks."""
+"""What the dashboard's timeline shows and hides in a trace: categories, idle time, links, ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def work(begin, end, correlation, name="gemm", stream=7):
 
 
 def events():
-    """Two steps [100, 200) and [200, 300) after a set-up; the device waits for a batch and for the host.
+    """Two steps [100, 200) and [200, 300) after some setup; the device waits for a batch and for the host.
 
     Device: busy [120, 130), [160, 170) and on another stream [165, 180), [260, 300).
     Idle: [100, 120) host; [130, 160) of which [131, 150) a fetch; [180, 260) of which [201, 251) a fetch.
@@ -116,7 +116,7 @@ def panel(browser):
 
 
 def slices_of(columns):
-    """Of each slice: its name, category, begin and end in microseconds; by place."""
+    """Name, category, start and end in microseconds of each slice, by index."""
     meta, values = unpack_columns(columns)
     return [
         (meta["names"][name], meta["categories"][category], begin / US, (begin + duration) / US)
@@ -127,7 +127,7 @@ def slices_of(columns):
 
 
 def place_of(name, begin=None, columns=None):
-    """The first slice of a name, but not of the critical path, whose slices are parts of others."""
+    """Index of a name's first slice outside the critical path, whose slices are parts of others."""
     every = slices_of(columns or usual())
     return next(
         at
@@ -143,12 +143,12 @@ def kinds(browser):
     return {kind: pressed == "true" for kind, pressed in pairs}
 
 
-def test_devices_come_first_and_the_steps_fill_the_width(page):
+def test_devices_come_first_and_steps_fill_width(page):
     labels = texts(page, ".tl-lane .tl-name")
     assert labels[:4] == ["critical path", "GPU 0", "GPU 0 stream 7", "GPU 0 stream 9"]
     assert labels.index("host") > 3
     now = state(page)
-    assert (now["begin"], now["end"]) == (100 * US, 300 * US)  # not the set-up before them
+    assert (now["begin"], now["end"]) == (100 * US, 300 * US)  # without the setup before them
     page.execute_script("document.querySelector('.tl-canvas').focus()")
     page.switch_to.active_element.send_keys("0")
     now = state(page)
@@ -156,7 +156,7 @@ def test_devices_come_first_and_the_steps_fill_the_width(page):
 
 
 def rows_of(browser):
-    """Of each lane its rows, each the names of its slices, as they are drawn."""
+    """Names of the drawn slices, by lane and row."""
     return browser.execute_async_script(
         """
         const [hidden, done] = arguments;
@@ -170,7 +170,7 @@ def rows_of(browser):
     )
 
 
-def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
+def test_python_functions_are_hidden_without_empty_rows(page):
     assert state(page)["hidden"] == ["python function"]
     assert kinds(page)["python function"] is False
     assert set(kinds(page)) == {kind for _, kind, _, _ in slices_of(usual())}  # no others
@@ -196,7 +196,7 @@ def test_python_functions_are_folded_and_what_is_hidden_leaves_its_rows(page):
     assert (state(page)["hidden"], kinds(page)["operator"]) == (["operator"], False)
 
 
-def test_a_search_says_what_is_hidden(page):
+def test_search_counts_hidden_matches(page):
     field = page.find_element("css selector", ".tl-search input")
     field.send_keys("data")
     field.send_keys(Keys.ENTER)
@@ -209,7 +209,7 @@ def test_a_search_says_what_is_hidden(page):
     assert texts(page, ".tl-message") == [""]
 
 
-def test_folded_lanes_are_in_the_state(page):
+def test_folded_lanes_are_in_state(page):
     page.execute_script("document.querySelector('.tl-group .tl-toggle').click()")
     wait(page, "return window.changes.length && window.changes.at(-1).folded.length")
     kept = look(page)
@@ -218,12 +218,12 @@ def test_folded_lanes_are_in_the_state(page):
     assert "GPU 0 stream 7" in texts(page, ".tl-name")
     mount(page, **kept)
     assert "GPU 0 stream 7" not in texts(page, ".tl-name")
-    page.execute_script("view.select(arguments[0])", place_of("gemm"))  # what is asked for is shown
+    page.execute_script("view.select(arguments[0])", place_of("gemm"))  # selecting a slice unfolds its lane
     assert "GPU 0 stream 7" in texts(page, ".tl-name")
 
 
-def test_hiding_any_categories_leaves_a_right_picture(page):
-    """Rows hold what is left, in order, without overlap, each slice right below another."""
+def test_hiding_categories_keeps_rows_consistent(page):
+    """Rows hold the remaining slices in order, without overlap, each directly below another one."""
     answers = page.execute_async_script(
         """
         const done = arguments[0];
@@ -272,7 +272,7 @@ def test_hiding_any_categories_leaves_a_right_picture(page):
         ]
 
 
-def test_a_link_finds_the_longest_slice(page):
+def test_link_finds_longest_slice(page):
     mount(page, find={"kind": "idle: data loading"})
     every = slices_of(usual())
     now = state(page)
@@ -297,7 +297,7 @@ def test_a_link_finds_the_longest_slice(page):
         assert (state(page)["selected"], texts(page, ".tl-message")) == (-1, [""])
 
 
-def test_who_comes_back_to_a_link_finds_what_was_looked_at(page):
+def test_state_overrides_link_on_return(page):
     find = {"kind": "kernel"}
     mount(page, find=find)
     page.execute_script("view.select(arguments[0]); view.zoomTo(0, 50000)", place_of("add"))
@@ -309,7 +309,7 @@ def test_who_comes_back_to_a_link_finds_what_was_looked_at(page):
     assert slices_of(usual())[state(page)["selected"]][1] == "idle: host"
 
 
-def test_idle_time_says_why_and_whose_line(page):
+def test_idle_time_shows_cause_and_line(page):
     mount(page, find={"kind": "idle: data loading"})
     shown = panel(page)
     assert "nothing was queued" in shown["Why"]
@@ -327,7 +327,7 @@ def test_idle_time_says_why_and_whose_line(page):
     assert slices_of(usual())[state(page)["selected"]] == ("gemm", "kernel", 260, 300)
 
 
-def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
+def test_kernel_shows_call_stack_of_its_launch(page):
     page.execute_script(
         "Object.defineProperty(navigator, 'clipboard',"
         " { value: { writeText: async (text) => (window.copied = text) } })"
@@ -346,8 +346,8 @@ def test_the_stack_of_a_kernel_is_that_of_its_launch_and_is_copied(page):
     assert state(page)["selected"] == place_of("gemm", 120)
 
 
-def test_what_crosses_does_not_cut_the_call_stack(browser, site):
-    """A range begins in a function and ends after it: the functions around both are still known."""
+def test_overlapping_range_does_not_cut_call_stack(browser, site):
+    """A range starts in a function and ends after it; the functions around both are still shown."""
     columns = pack_timeline(
         timeline_of(
             make_trace(
@@ -370,7 +370,7 @@ def test_what_crosses_does_not_cut_the_call_stack(browser, site):
 @pytest.mark.parametrize(
     ("name", "view"), [("gemm", "kernels"), ("aten::add", "operators"), ("nn.Module: Linear_0", "modules")]
 )
-def test_a_slice_leads_to_its_row(browser, site, name, view):
+def test_slice_links_to_its_row(browser, site, name, view):
     columns = packed(event("user_annotation", "nn.Module: Linear_0", 252, 298))
     with opened(browser, site, columns):
         browser.execute_script("view.select(arguments[0])", place_of(name, columns=columns))
@@ -389,8 +389,8 @@ def device_rows(browser):
     )
 
 
-def test_links_and_buttons_of_the_panels_leave_the_focus_at_the_timeline(page):
-    """They go with what they stand in; the canvas is where the arrow keys go on from the slice."""
+def test_panel_links_and_buttons_return_focus_to_timeline(page):
+    """They disappear with their panel; on the canvas, arrow keys continue from the slice."""
     focused = "return document.activeElement.className"
     page.execute_script("window.mount({ initial: { find: { kind: 'kernel' } } })")
     page.find_element("css selector", ".tl-selection .tl-link").send_keys(Keys.ENTER)
@@ -408,8 +408,8 @@ def test_links_and_buttons_of_the_panels_leave_the_focus_at_the_timeline(page):
     assert page.execute_script(focused) == "tl-canvas"
 
 
-def test_a_range_leads_with_busy_and_idle(page):
-    """[110, 260): busy 10 + 20 of 150; idle 10 + 11 + 30 for the host less the fetches of 19 and 50."""
+def test_range_shows_busy_and_idle_time_first(page):
+    """[110, 260): busy 10 + 20 of 150; idle 10 + 11 + 30 for the host, and 19 + 50 for fetches."""
     mount(page, range=[110 * US, 260 * US])
     assert device_rows(page) == [
         ["GPU 0 busy", "30.0 µs", "20%"],
@@ -420,11 +420,11 @@ def test_a_range_leads_with_busy_and_idle(page):
     assert page.execute_script("return document.querySelector('.tl-range table').className") == "tl-by-device"
 
 
-def test_a_range_of_a_real_trace_has_the_times_of_the_idle_summary(browser, site):
+def test_range_of_real_trace_matches_device_times(browser, site):
     trace = load("v100_resnet50_workers0")
     begin, end = 200_000_000, 700_000_000
     rows = trace.device.event
-    busy = np.zeros(end - begin >> 10, bool)  # moments of 1.024 us
+    busy = np.zeros(end - begin >> 10, bool)  # slots of 1.024 µs
     for since, until in zip(trace.begin_ns[rows].tolist(), trace.end_ns[rows].tolist(), strict=True):
         busy[max(0, since - begin >> 10) : max(0, until - begin >> 10)] = True
     with opened(browser, site, pack_timeline(timeline_of(trace))):
@@ -432,7 +432,7 @@ def test_a_range_of_a_real_trace_has_the_times_of_the_idle_summary(browser, site
         shares = {name: float(share.removesuffix("%")) for name, _, share in device_rows(browser)}
     assert shares["GPU 0 busy"] == pytest.approx(100 * busy.mean(), abs=1.5)
     causes = [share for name, share in shares.items() if name.startswith("idle: ")]
-    assert sum(causes) == pytest.approx(shares["GPU 0 idle"], abs=len(causes))  # each is a whole percent
+    assert sum(causes) == pytest.approx(shares["GPU 0 idle"], abs=len(causes))  # each is a rounded percent
 
 
 RANKS = """
@@ -454,7 +454,7 @@ import("/timeline/ranks.js").then(({ mergeRanks }) => {
 
 
 def test_ranks_share_one_axis(page):
-    """Rank 3 is rank 0 some time later, without its first step: step 6 is what both have."""
+    """Rank 3 is rank 0 shifted in time, without its first step; both have step 6."""
     alone = slices_of(usual())
     merged = page.execute_async_script(RANKS, 1_234_567)
     assert [lane["group"] for lane in merged["lanes"]][:4] == ["rank 0 GPU 0"] * 2 + ["rank 3 GPU 0"] * 2

@@ -1,4 +1,4 @@
-"""The lanes of workers in a real browser: a fetch and its batch lead to each other. Needs Chromium."""
+"""Links between a fetch and its batch in the worker lanes, in a real browser. Needs Chromium."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def select(browser, place):
     browser.execute_script("window.view.select(arguments[0])", place)
 
 
-def test_a_fetch_and_its_batch_lead_to_each_other(browser, site):
+def test_fetch_and_batch_link_to_each_other(browser, site):
     with opened(browser, site, PACKED):
         assert "DataLoader workers" in browser.execute_script(TEXT)
-        select(browser, place_of_fetch("batch 7"))  # ready 600 us before the end of the fetch in step 22
+        select(browser, place_of_fetch("batch 7"))  # ready 600 µs before the end of the fetch in step 22
         wait(browser, f"{TEXT}.includes('Batch used')")
         text = browser.execute_script(TEXT)
         assert "Launched by" not in text
@@ -63,7 +63,7 @@ requestAnimationFrame(() => requestAnimationFrame(() => done([arrows, width])));
 """
 
 
-def test_the_arrow_goes_from_the_end_of_the_batch_to_the_end_of_its_fetch(browser, site):
+def test_arrow_connects_end_of_batch_to_end_of_fetch(browser, site):
     fetch, batch = place_of_fetch("batch 6"), NAMES.index("batch 6")
     end_ns = FOUND.slice_begin_ns + FOUND.slice_duration_ns
     with opened(browser, site, PACKED):
@@ -72,4 +72,4 @@ def test_the_arrow_goes_from_the_end_of_the_batch_to_the_end_of_its_fetch(browse
             arrows, width = browser.execute_async_script(ARROW, 0, 30_000_000)
             (from_x, to_x) = arrows[-1]
             assert from_x == pytest.approx(end_ns[batch] / 30_000_000 * width, abs=3)
-            assert to_x + 4 == pytest.approx(end_ns[fetch] / 30_000_000 * width, abs=3)  # behind is its head
+            assert to_x + 4 == pytest.approx(end_ns[fetch] / 30_000_000 * width, abs=3)  # then its arrowhead

@@ -1,4 +1,4 @@
-"""What the dashboard's ticks, hover and selections say. Needs node."""
+"""Numbers in the dashboard's ticks, readouts and selections. Needs node."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WITHOUT_A_VALUE = [None, math.nan, math.inf, -math.inf]
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """What JavaScript makes of a function's name and arguments."""
+    """Results of JavaScript functions, given their names and arguments."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("node is not installed")
@@ -72,5 +72,5 @@ def test_numbers_have_three_significant_digits(written):
 @pytest.mark.parametrize(
     "name", ["formatDuration", "formatBytes", "formatCount", "formatRatio", "formatRate"]
 )
-def test_what_is_no_number_is_a_dash(written, name):
+def test_missing_number_is_a_dash(written, name):
     assert set(written([(name, [value]) for value in WITHOUT_A_VALUE])) == {"–"}

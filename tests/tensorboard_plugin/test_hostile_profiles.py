@@ -1,4 +1,4 @@
-"""A profile in a log directory from elsewhere is shown, or refused with one error of ours."""
+"""A profile in a foreign log directory is shown, or refused with an ``ArchiveError``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NUM_MUTATIONS = 100
 
 
 class Provider:
-    """What the plugin needs of TensorBoard's data provider: blobs by run and tag."""
+    """The part of TensorBoard's data provider that the plugin uses: blobs by run and tag."""
 
     def __init__(self):
         self.blobs, self.heads = {}, {}
@@ -55,7 +55,7 @@ class Provider:
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    """The profiles of a real fit with everything on, of the run and of a window: tag → its blobs."""
+    """Profiles of the run and a window of a real fit with everything on: tag → head and blobs."""
     folder = tmp_path_factory.mktemp("good")
     everything = dict.fromkeys(("flops", "sampling", "profile_memory"), True)
     callback = run_fit(folder, active=2, wait=2, **everything)
@@ -69,7 +69,7 @@ def good(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(good):
-    """Shows all that there is to see of a run ``bad``, beside the good one."""
+    """Opens every view of a run ``bad`` next to the good one, and returns the number of refusals."""
     provider = Provider()
     shown = Answers(provider)
     for tag, (head, blobs) in good.items():
@@ -99,7 +99,7 @@ def refusal(route):
     return ""
 
 
-def test_the_good_ones_are_shown(good, answers):
+def test_good_profiles_are_shown(good, answers):
     assert answers(good) == 0
 
 
@@ -114,8 +114,8 @@ def test_mutated_documents_are_shown_or_refused(good, answers, tag):
     assert min(outcomes.values()) > NUM_MUTATIONS // 10, outcomes
 
 
-def test_what_cannot_be_drawn_is_told_in_a_sentence(good, answers, monkeypatch):
-    """Numbers may be anything, so whatever they lead to is one error of ours in each view, and in Compare."""
+def test_error_while_drawing_is_explained(good, answers, monkeypatch):
+    """Numbers can be anything, so any exception becomes an ``ArchiveError`` in each view and in Compare."""
     monkeypatch.setattr(answers_module, "render", lambda *_: 1 / 0)
     monkeypatch.setattr(answers_module, "compare_sides", lambda *_: 1 / 0)
     assert answers(good) == len(VIEWS) + 1
@@ -144,7 +144,7 @@ def test_mutated_steps_are_shown_or_refused(good, answers):
         ("samples", -2, "samples is below -1"),
     ],
 )
-def test_numbers_that_no_step_has_do_not_reach_the_browser(good, column, number, reason):
+def test_invalid_steps_do_not_reach_browser(good, column, number, reason):
     head, [document, steps] = good["run"]
     meta, columns = unpack_columns(steps)
     columns[column][-1] = number
@@ -177,7 +177,7 @@ def test_numbers_that_no_step_has_do_not_reach_the_browser(good, column, number,
         ("rows", "other", "their lengths"),
     ],
 )
-def test_numbers_that_no_trace_has_do_not_reach_the_browser(good, column, number, reason):
+def test_invalid_timeline_does_not_reach_browser(good, column, number, reason):
     head, [document, timeline, *_] = good["window"]
     meta, columns = unpack_columns(timeline)
     if column == "rows":
@@ -196,7 +196,7 @@ def test_numbers_that_no_trace_has_do_not_reach_the_browser(good, column, number
 
 
 @pytest.mark.parametrize("tag", ["run", "window"])
-def test_cut_columns_do_not_reach_the_browser(good, tag):
+def test_truncated_columns_do_not_reach_browser(good, tag):
     head, [document, whole, *_] = good[tag]
     raw = zlib.decompress(whole)
     arguments = {"run": "bad", "tag": tag, "kind": "steps" if tag == "run" else "timeline"}
@@ -212,7 +212,7 @@ def test_cut_columns_do_not_reach_the_browser(good, tag):
 
 
 @pytest.mark.parametrize("points", [(1.0, 1.0), (2.0, 1.0)])
-def test_a_chart_whose_points_are_not_in_order_is_refused(good, points):
+def test_chart_with_unordered_points_is_refused(good, points):
     content = json.loads(zlib.decompress(good["run"][1][0]))
     chart = next(one for one in content["report"]["charts"] if len(one["x"]) > 1)
     chart["x"][:2] = points
@@ -220,7 +220,7 @@ def test_a_chart_whose_points_are_not_in_order_is_refused(good, points):
         unpack_profile(zlib.compress(as_text(content)))
 
 
-def test_a_chart_below_zero_is_drawn(good):
+def test_chart_below_zero_is_drawn(good):
     content = json.loads(zlib.decompress(good["run"][1][0]))
     chart = next(one for one in content["report"]["charts"] if len(one["x"]) > 1)
     for series in chart["series"]:
@@ -231,12 +231,12 @@ def test_a_chart_below_zero_is_drawn(good):
 
 
 @pytest.mark.parametrize(("change", "speed"), [(-1.0, None), (-0.5, 2.0), (1.0, 0.5), (None, None)])
-def test_a_time_that_is_gone_but_for_rounding_has_no_speed(change, speed):
+def test_vanished_time_has_no_speedup(change, speed):
     assert _times_as_fast(change) == speed
 
 
 def packed(content):
-    """As columns; ``None`` if there is no way to write it as such."""
+    """The content as columns; ``None`` if it can't be packed."""
     try:
         columns = {name: np.array(column, np.int64) for name, column in content["columns"].items()}
         return pack_columns(content["meta"], columns)
@@ -244,7 +244,7 @@ def packed(content):
         return None
 
 
-def test_other_bytes_are_refused(good, answers):
+def test_steps_of_other_bytes_are_refused(good, answers):
     head, [document, _] = good["run"]
     for bad in (b"", b"\xff", zlib.compress(b""), zlib.compress(b"MPC1\xff\xff\xff\xff")):
-        assert answers({**good, "run": (head, [document, bad])}) == 1  # Compare, which needs them
+        assert answers({**good, "run": (head, [document, bad])}) == 1  # Compare needs the steps

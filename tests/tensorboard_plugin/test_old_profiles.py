@@ -1,4 +1,4 @@
-"""Profiles that version 2 wrote into an event file, when a report had sections instead of a summary."""
+"""Profiles in an event file of version 2, whose reports had sections instead of a summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN, WINDOW = "modelprof/run", "modelprof/window_0"
 
 @pytest.fixture(scope="module")
 def profiles():
-    """Tag → head, first blob as it was written, and as it is read now."""
+    """Tag → head, first blob as written, and the profile that is read from it."""
     (file,) = FOLDER.iterdir()
     values = [value for event in EventFileLoader(str(file)).Load() for value in event.summary.value]
     return {
@@ -37,14 +37,14 @@ def profiles():
     }
 
 
-def test_they_are_of_version_2_and_have_sections(profiles):
+def test_stored_profiles_have_version_2_and_sections(profiles):
     assert list(profiles) == [RUN, WINDOW]
     for head, written, _ in profiles.values():
         assert head.schema_version == written["head"]["schema_version"] == 2
         assert {"sections", "summary"} & written["report"].keys() == {"sections"}
 
 
-def test_the_figures_of_a_run(profiles):
+def test_figures_of_run_are_read(profiles):
     _, written, read = profiles[RUN]
     sections, summary = written["report"]["sections"], read.report.summary
     benchmark = sections["benchmark"]
@@ -68,7 +68,7 @@ def test_the_figures_of_a_run(profiles):
     assert (growing.lines[0].function, growing.lines[0].line) == (line["name"], line["line"])
 
 
-def test_the_figures_of_a_window(profiles):
+def test_figures_of_window_are_read(profiles):
     _, written, read = profiles[WINDOW]
     (trace,), (section,) = read.report.summary.traces, written["report"]["sections"]["traces"]
     assert (trace.source, trace.num_events) == (section["source"], section["num_events"])
@@ -77,21 +77,21 @@ def test_the_figures_of_a_window(profiles):
 
 
 @pytest.mark.parametrize("name", ["benchmark", "phases", "flops", "memory", "run"])
-def test_what_was_not_measured_is_not_there(profiles, name):
+def test_unmeasured_figures_are_missing(profiles, name):
     written = json.loads(json.dumps(profiles[RUN][1]))
     written["report"]["sections"][name] = None
     assert not getattr(unpack_profile(zlib.compress(json.dumps(written).encode())).report.summary, name)
 
 
-def test_figures_with_fewer_fields_are_left_out_and_the_rest_is_read(profiles):
-    """Those of the days before: the report's wait after the loop had no field yet."""
+def test_figures_with_missing_field_are_left_out(profiles):
+    """Earlier profiles have no field for the report's wait after the loop."""
     written = json.loads(json.dumps(profiles[RUN][1]))
     del written["report"]["sections"]["own_cost"]["report_wait_ns"]
     summary = unpack_profile(zlib.compress(json.dumps(written).encode())).report.summary
     assert summary == replace(profiles[RUN][2].report.summary, own_cost=None)
 
 
-def test_a_profile_of_many_levels_is_refused(profiles):
+def test_deeply_nested_profile_is_refused(profiles):
     written = json.dumps(profiles[RUN][1]).replace(
         '"sections": {', f'"sections": {{"deep": {"[" * 800}{"]" * 800}, '
     )
@@ -99,7 +99,7 @@ def test_a_profile_of_many_levels_is_refused(profiles):
         unpack_profile(zlib.compress(written.encode()))
 
 
-def test_a_window_of_a_run_of_all_ranks(profiles):
+def test_ranks_and_windows_of_run_are_read(profiles):
     written = json.loads(json.dumps(profiles[RUN][1]))
     sections = written["report"]["sections"]
     pace = {
@@ -127,7 +127,7 @@ def test_a_window_of_a_run_of_all_ranks(profiles):
     assert summary.all_ranks_command == sections["all_ranks_command"]
 
 
-def test_the_dashboard_shows_them(profiles, tmp_path):
+def test_dashboard_shows_old_profiles(profiles, tmp_path):
     (tmp_path / "old").mkdir()
     for file in FOLDER.iterdir():
         shutil.copy(file, tmp_path / "old")

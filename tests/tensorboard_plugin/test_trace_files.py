@@ -1,4 +1,4 @@
-"""The dashboard serves a run's own traces by the bare names of their files, and no other file."""
+"""The dashboard serves a run's own traces by bare file name, and no other file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET = b"secret"
 
 @pytest.fixture
 def logdir(tmp_path):
-    """A log directory with a trace; files that are not to be served lie wherever one could look for them."""
+    """A log directory with a trace, and with secret files wherever a wrong path could lead."""
     root = tmp_path / "logs"
     traces = root / RUN / "modelprof" / "traces"
     traces.mkdir(parents=True)
@@ -38,7 +38,7 @@ def logdir(tmp_path):
     return root
 
 
-def test_a_trace_is_found_by_its_name(logdir):
+def test_trace_is_found_by_name(logdir):
     assert find_trace(str(logdir), RUN, TAG, NAME).read_bytes() == b"trace"
     assert find_trace(str(logdir / RUN), ".", TAG, NAME).read_bytes() == b"trace"
 
@@ -50,7 +50,7 @@ def test_a_trace_is_found_by_its_name(logdir):
         *(f"../x{NAME}", f"deeper/x{NAME}", f"..\\x{NAME}", f"/etc/{NAME}", f"C:{NAME}", f"./{NAME}"),
     ],
 )
-def test_anything_but_a_bare_name_in_traces_is_refused(logdir, name):
+def test_anything_but_bare_trace_name_is_refused(logdir, name):
     assert find_trace(str(logdir), RUN, TAG, name) is None
 
 
@@ -61,23 +61,23 @@ def test_anything_but_a_bare_name_in_traces_is_refused(logdir, name):
         *((RUN, tag) for tag in ("", "..", "../x", "/", "...", "modelprof_1/window_0", "a\0/x", "..\\..")),
     ],
 )
-def test_no_run_and_no_tag_lead_out_of_the_log_directory(logdir, run, tag):
+def test_run_and_tag_cannot_leave_log_directory(logdir, run, tag):
     for name in (NAME, f"x{NAME}"):
         assert find_trace(str(logdir), run, tag, name) is None
 
 
-def test_no_run_is_an_absolute_path(logdir):
+def test_absolute_path_is_not_a_run(logdir):
     assert find_trace(str(logdir), str(logdir.parent), TAG, f"x{NAME}") is None
 
 
-def test_without_a_log_directory_of_ours_there_is_none(logdir, monkeypatch):
+def test_unsupported_log_directory_has_no_trace(logdir, monkeypatch):
     monkeypatch.chdir(logdir)
     for odd in ("", "gs://bucket/logs", f"a:{logdir},b:{logdir}", "\0"):
         assert find_trace(odd, RUN, TAG, NAME) is None
 
 
 def answers_with(logdir, source):
-    """The dashboard's answers where an event file says that the trace is ``source``."""
+    """The dashboard's answers if an event file names ``source`` as the trace."""
     trace = replace(make_trace([event("user_annotation", "ProfilerStep#1", 0, 100)]), source=source)
     profile = window_profile([(trace, TraceFacts(trace))], window=0)
     provider = Provider()
@@ -90,12 +90,12 @@ def asked(answers):
     return columns["file"], columns["where"]
 
 
-def test_a_view_names_the_trace_that_is_there_and_says_where_another_one_is(logdir):
+def test_trace_view_names_file_or_its_location(logdir):
     answers = answers_with(logdir, f"traces/{NAME}")
     assert asked(answers) == (NAME, "")
     assert answers.trace(None, "", {"run": RUN, "tag": TAG, "file": NAME}) == b"trace"
     packed = logdir / RUN / "modelprof" / "traces" / NAME
-    packed.rename(packed.with_suffix(""))  # not packed yet
+    packed.rename(packed.with_suffix(""))  # not compressed yet
     assert asked(answers) == (NAME.removesuffix(".gz"), "")
     packed.with_suffix("").unlink()
     assert asked(answers) == (
@@ -109,7 +109,7 @@ def test_a_view_names_the_trace_that_is_there_and_says_where_another_one_is(logd
 
 
 @pytest.mark.parametrize("source", [f"../../../x{NAME}", "/etc/passwd", f"{'a' * 10_000}/x{NAME}"])
-def test_no_path_of_an_event_file_is_opened(logdir, source):
+def test_paths_in_event_file_are_never_opened(logdir, source):
     answers = answers_with(logdir, source)
     assert asked(answers)[0] == ""
     for name in (source, source.rpartition("/")[2]):
