@@ -17,8 +17,8 @@ class StackFrame(Place, frozen=True, kw_only=True):
         function: without the class on Python 3.10.
         python_module: such as ``torch.nn.modules.module``.
         is_loggers: whether it's a method of a subclass of Lightning's loggers.
-        package: ``""`` also for NumPy's and Python's own code, and for the package of the LightningModule's
-            class, which counts as the user's.
+        package: ``""`` also for NumPy's and Python's own code. The package of the LightningModule's class
+            has its name, although it counts as the user's.
     """
 
     file: str

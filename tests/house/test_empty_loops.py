@@ -129,7 +129,7 @@ def test_every_test_asserts_something_outside_loops():
         "for one in found():\n        with pytest.raises(ValueError): one()",
     ],
 )
-def tests_that_may_assert_nothing_are_found(body):
+def test_vacuous_tests_are_found(body):
     assert toothless(f"def test_it():\n    {body}\n") == ["test_it"]
 
 
@@ -147,5 +147,5 @@ def tests_that_may_assert_nothing_are_found(body):
         "found()",
     ],
 )
-def tests_that_always_assert_are_not_found(body):
+def test_asserting_tests_are_not_found(body):
     assert toothless(f"NAMES = ['a']\ndef test_it():\n    {body}\n") == []

@@ -65,13 +65,14 @@ def test_samples_are_identical_in_fork(case: str, persistent_workers: bool) -> N
 
 
 SPAWNED = """
-import json
+import json, sys
 from tests.measure.test_worker_identity import epochs, made
 from tests.support.warm import spawn_from_here
 
 if __name__ == "__main__":
-    spawn_from_here()
-    for make in (made.All, made.Yields, made.OfSlots):
+    if sys.argv[1] == "forked":
+        spawn_from_here()
+    for make in map(made.__dict__.get, sys.argv[2:]):
         collate = made.CollatesItself() if make is not made.All else None
         options = {"collate_fn": collate, "worker_init_fn": made.start, "persistent_workers": True}
         expected, _ = epochs(make, "spawn", is_watched=False, **options)
@@ -83,9 +84,12 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def spawned(tmp_path_factory: Any) -> dict[str, Any]:
     """Return digests without and with us, and the number of inspected batches."""
-    result = run_script(SPAWNED, cwd=tmp_path_factory.mktemp("spawned"))
-    assert result.returncode == 0, result.stderr[-3000:]
-    return {name: rest for name, *rest in map(json.loads, result.stdout.splitlines())}
+    found = {}
+    for how, *names in (("new interpreter", "All"), ("forked", "Yields", "OfSlots")):
+        result = run_script(SPAWNED, how, *names, cwd=tmp_path_factory.mktemp("spawned"))
+        assert result.returncode == 0, result.stderr[-3000:]
+        found |= {name: rest for name, *rest in map(json.loads, result.stdout.splitlines())}
+    return found
 
 
 @pytest.mark.slow

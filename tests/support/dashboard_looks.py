@@ -96,6 +96,7 @@ _GO: Final = """
     document.dispatchEvent(new CustomEvent("themechange"));
     for (const place of [document.documentElement, document.querySelector("main")]) place.scrollTop = 0;
     addEventListener("hashchange", () => done(), { once: true }); // after the page, which listens as well
+    if (location.hash.slice(1) === fragment) done();
     location.hash = fragment;
 """
 _READY: Final = (

@@ -206,7 +206,10 @@ class _ShortTurns:
 
 
 def _end_short_turns() -> None:
-    """Restore the usual turn length, unless the program has set another one."""
+    """Restore the usual turn length, unless the program has set another one.
+
+    Another sampler's short turns also end, until its next wait.
+    """
     if abs(sys.getswitchinterval() - _SHORT_TURN_S) <= _TURN_STEP_S:
         sys.setswitchinterval(_ShortTurns.usual_s)
 

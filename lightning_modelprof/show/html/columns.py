@@ -61,7 +61,7 @@ def _falls(values: Sequence[float | None]) -> bool:
     known = [value for value in values if value is not None]
     if len(known) < _FEWEST or None in values[: len(known)]:
         return False
-    if 2 * len(set(known)) <= len(known):  # mostly ties, which any order of the rows keeps
+    if 2 * len(set(known)) <= len(known):  # mostly ties, which show no order
         return False
     return all(one >= other for one, other in pairwise(known))
 
