@@ -9,6 +9,9 @@ rank without an address by then has no callback, and no rank needs to wait to fi
 with an address leads: the others write all their messages under its address, which is new for every loop. So
 messages of different loops can't be confused, whichever loops a rank took part in.
 
+``set`` of torch's TCPStore returns before the store has the key, so another rank may miss it even after
+Lightning's wait. Requests of one rank are answered in order: what must be there by then is checked once.
+
 The store blocks on reading a missing key. So ranks read only keys that they have seen, and these are removed,
 if at all, when all ranks have started the next loop.
 """
@@ -85,6 +88,7 @@ class RankStore:
         RankStore._old_keys = ()
         store.set(_address_of(self._rank), address)
         store.set(_place_of(self._rank), "1")
+        store.check([_place_of(self._rank)])  # ``set`` returns before the store has the keys
         self._store, self._own_box = store, address
 
     # At the loop's start
@@ -129,7 +133,9 @@ class RankStore:
     def propose_stop(self, num_steps: int) -> None:
         """Propose to end training after ``num_steps`` steps, if all ranks do."""
         if self._store is not None:
-            self._put(self._key(f"stop/{num_steps}/{self._rank}"), b"1")
+            key = self._key(f"stop/{num_steps}/{self._rank}")
+            self._put(key, b"1")
+            self._store.check([key])  # as in join
 
     def agrees_on_stop(self, num_steps: int) -> bool:
         """Whether all ranks have proposed it; to be called one hook later."""

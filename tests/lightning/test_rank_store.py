@@ -173,6 +173,38 @@ def test_stop_needs_all_ranks(store):
     assert [one.agrees_on_stop(6) for one in some] == [False] * 2
 
 
+class Connection:
+    """One rank's connection to a store that handles its requests in order, but ``set`` without an answer.
+
+    The store gets to those only when the rank waits for an answer.
+    """
+
+    def __init__(self, store):
+        self.store, self.waiting = store, []
+
+    def set(self, key, value):
+        self.waiting.append((key, value))
+
+    def __getattr__(self, name):
+        while self.waiting:
+            self.store.set(*self.waiting.pop(0))
+        return getattr(self.store, name)
+
+
+def test_slow_store_has_all_keys_before_they_are_read(monkeypatch):
+    """After the wait between two hooks, all ranks agree though the store is slow."""
+    store = torch.distributed.HashStore()
+    connections = [Connection(store) for _ in range(3)]
+    ranks = [new_store(rank) for rank in range(3)]
+    for one, connection in zip(ranks, connections, strict=True):
+        monkeypatch.setattr(module, "_store", lambda connection=connection: connection)
+        one.join()
+    assert [one.is_first for one in reversed(ranks)] == [False, False, True]
+    for one in ranks:
+        one.propose_stop(6)
+    assert [one.agrees_on_stop(6) for one in reversed(ranks)] == [True] * 3
+
+
 def test_process_group_timeout_limits_wait(store, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
     store.set_timeout(timedelta(seconds=0.4))
