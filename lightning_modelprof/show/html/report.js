@@ -57,7 +57,7 @@ function fillNext() {
   toFill.shift()?.fill();
   if (toFill.length) later(fillNext);
 }
-later(fillNext);
+requestAnimationFrame(() => later(fillNext)); // after the first paint
 
 // Paper shows everything except the details of findings and checks.
 /** @type {HTMLDetailsElement[]} */
